@@ -475,21 +475,20 @@ def copy(r, tokens):
     return [(BOS, 0), (r.choice(["Text: ", "Words: ", "Say "]), .1), (text, .05), ("\nCopy:", .3), (" " + text, 1), ("\n", .5), (EOS, .5)]
 
 
-def needle(r, tokens, filler, held=False, needles=None, words=None):
+def needle(r, tokens, filler, held=False, needles=0, words=0):
     """A long text with notes in it, then questions about the notes, in chat form. `filler(r, n)` gives n tokens of text.
 
     Returns (document, answers); with `held` only one question is asked and the answer piece is left out.
     """
-    n = needles or max(1, int(tokens / r.choice([60, 120, 250, 500])))
-    n = min(n, 40)
+    n = needles or max(1, min(32, int(tokens / r.choice([50, 90, 150, 300]))))
     keys = list(dict.fromkeys(pair(r, held) for _ in range(n)))
-    notes = [(k, value(r, words or 0), STYLES[r.randrange(len(STYLES))]) for k in keys]
-    room = max(0, tokens - 14 * len(notes)) // (len(notes) + 1)
+    notes = [(k, value(r, words), STYLES[r.randrange(len(STYLES))]) for k in keys]
+    ask = r.sample(notes, 1 if held else min(len(notes), r.choice([4, 8, 16])))
+    room = max(0, tokens - 14 * len(notes) - 27 * len(ask) - 12) // (len(notes) + 1)
     d = [(BOS, 0), (r.choice(SYSTEMS), .05), (USER, .1)]
     for k, v, (s, a, e, _) in notes:
         d += [(filler(r, room), .3), ("\n" + s.format(k=k) + a.format(v=v) + e + "\n", .05)]
     d += [(filler(r, room), .3), ("\n\n", .1)]
-    ask = [r.choice(notes)] if held else [r.choice(notes) for _ in range(min(12, 1 + len(notes)))]
     for i, (k, v, (s, a, e, q)) in enumerate(ask):
         d += [(q.format(k=k), .1), (ASSISTANT, .3), (ENDTHINK, .1)]
         if held:
