@@ -14,10 +14,11 @@ import gen
 
 # share of the tokens by kind of document, for short, middle and long sequences
 MIX = {
-    512: dict(text=28, facts=9, chat=19, tool=15, code=5, json=3, sums=4, lookup=9, copy=3, needle=5),
-    2048: dict(text=24, facts=6, chat=14, tool=14, code=4, json=2, sums=3, lookup=13, copy=4, needle=16),
-    8192: dict(text=22, facts=3, chat=8, tool=8, code=3, json=1, sums=2, lookup=18, copy=3, needle=32),
+    512: dict(text=28, facts=8, chat=20, tool=21, code=6, json=3, sums=4, lookup=4, copy=2, needle=4),
+    2048: dict(text=28, facts=6, chat=15, tool=18, code=5, json=2, sums=3, lookup=7, copy=3, needle=13),
+    8192: dict(text=28, facts=3, chat=9, tool=12, code=4, json=1, sums=2, lookup=11, copy=3, needle=27),
 }
+TEXT_WEIGHT = 17                                             # 1.06: marks plain text
 TOKENS = int(os.environ.get("TINY_TOKENS", 32768))      # a batch
 TEXT = dict(wordnet=2.0, pydocs=3.0, stdlib=1.6, kjv=1.6, jargon=.7, devil=.2)
 
@@ -55,7 +56,7 @@ class Maker:
         r = self.r
         if kind == "text":
             a = self.raw(r, min(room, r.choice([128, 256, 512, 1024])))
-            return a, np.full(len(a), 16, np.uint8)
+            return a, np.full(len(a), TEXT_WEIGHT, np.uint8)
         if kind in ("lookup", "copy", "needle"):
             n = min(room, int(2 ** r.uniform(6.5, np.log2(max(128, room)) + .3)))
             d = gen.lookup(r, n * .9) if kind == "lookup" else gen.copy(r, n * .9) if kind == "copy" else gen.needle(r, n, self.filler)[0]

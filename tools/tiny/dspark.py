@@ -70,40 +70,66 @@ def seed_rows(W, taps, cos, sin, sim):
             for s in range(STAGES)]
 
 
-def attend_block(s, ok, sink):
-    """s [A,B,NH,K] scores, ok [A,K]; softmax with sink."""
-    s = (s.float() * M.DIM ** -0.5).masked_fill(~ok[:, None, None], float("-inf"))
-    sk = sink[None, None, :, None]
-    m = torch.maximum(s.amax(-1, keepdim=True), sk).detach()
-    e = torch.exp(s - m)
-    return e / (e.sum(-1, keepdim=True) + torch.exp(sk - m))
+class Nearby:
+    """Keys of the window before each anchor, gathered one by one (any anchors)."""
+
+    def __init__(self, at, pos):
+        back = torch.arange(M.WINDOW, 0, -1, device=at.device)
+        self.ok, self.look = pos[:, None] >= back, (at[:, None] - back).clamp_min(0)
+
+    def scores(self, q, rows):
+        self.k = rows[self.look]
+        return torch.bmm(q, self.k.transpose(1, 2))
+
+    def mix(self, p):
+        return torch.bmm(p, self.k)
 
 
-def draft(W, bias, embed, head, rows, ids0, at, pos, rope, sim):
-    """Block states for A anchors. ids0 [A] decided tokens, `at` [A] flat index of the anchor, `pos` [A] its position.
+class Blocks:
+    """The same for `n` anchors in every block of 128: they share the rows of their own and the previous block."""
+
+    def __init__(self, at, sh):
+        self.sh, self.n = sh, at.shape[1]
+        off = (at % 128).unsqueeze(-1)
+        j = torch.arange(256, device=at.device)
+        ok = (j >= off) & (j < off + 128) & ((j >= 128) | ~sh.first_block[:, None, None])
+        self.ok = ok.flatten(0, 1)
+
+    def scores(self, q, rows):
+        b = rows.view(self.sh.b, -1, 128, M.DIM)
+        self.k = torch.cat([F.pad(b[:, :-1], (0, 0, 0, 0, 1, 0)), b], 2).flatten(0, 1)
+        return torch.bmm(q.view(len(self.k), -1, M.DIM), self.k.transpose(1, 2)).view(len(q), -1, 256)
+
+    def mix(self, p):
+        return torch.bmm(p.view(len(self.k), -1, 256), self.k).view(len(p), -1, M.DIM)
+
+
+def draft(W, bias, embed, head, rows, ids0, keys, pos, rope, sim):
+    """Block states for A anchors. ids0 [A] decided tokens, `keys` their windows, `pos` [A] their positions.
 
     Returns head states before and after the norm [A*B,H], base logits [A*B,V] and the load of each stage."""
     dt = W["mtp.0.main_proj.weight"].dtype
-    A, dev = len(at), at.device
+    A, dev = len(pos), pos.device
     ids = torch.full((A, BLOCK), NOISE, device=dev)
     ids[:, 0] = ids0
     x = embed[ids.flatten()].float().unsqueeze(1).expand(-1, 4, -1).contiguous()
     where = (pos[:, None] + torch.arange(BLOCK, device=dev)).flatten()
     cos, sin = rope[0][where], rope[1][where]
-    back = torch.arange(M.WINDOW, 0, -1, device=dev)
-    ok = torch.cat([pos[:, None] >= back, torch.ones(A, BLOCK, dtype=torch.bool, device=dev)], 1)
-    look = (at[:, None] - back).clamp_min(0)
     load = []
     for s in range(STAGES):
         p = f"mtp.{s}."
-        u, post, comb = FAST["hc_pre"](x, W[p + "attn_hc.fn"], W[p + "attn_hc.base"], W[p + "attn_hc.scale"], W[p + "input_layernorm.weight"])
+        u, post, comb = M.hc_pre(W, p + "attn_hc.", p + "input_layernorm.weight", x)
         _, q, kv = M.qkv(W, p + "self_attn.", u.to(dt), cos, sin, sim)
-        k = torch.cat([F.embedding(look, rows[s]), kv.view(A, BLOCK, M.DIM)], 1)                    # [A,133,D]
-        sc = torch.bmm(q.view(A, BLOCK * M.HEADS, M.DIM), k.transpose(1, 2)).view(A, BLOCK, M.HEADS, -1)
-        pr = attend_block(sc, ok, W[p + "self_attn.sinks"]).to(dt)
-        o = torch.bmm(pr.view(A, BLOCK * M.HEADS, -1), k).view(A * BLOCK, M.HEADS, M.DIM)
-        x = FAST["hc_post"](M.project_out(W, p + "self_attn.", o, cos, sin), x, post, comb)
-        u, post, comb = FAST["hc_pre"](x, W[p + "ffn_hc.fn"], W[p + "ffn_hc.base"], W[p + "ffn_hc.scale"], W[p + "post_attention_layernorm.weight"])
+        q, own = q.view(A, BLOCK * M.HEADS, M.DIM), kv.view(A, BLOCK, M.DIM)
+        past = keys.scores(q, rows[s]).float() * M.DIM ** -0.5
+        past = past.masked_fill(~keys.ok[:, None], float("-inf"))
+        here = torch.bmm(q, own.transpose(1, 2)).float() * M.DIM ** -0.5
+        sink = W[p + "self_attn.sinks"].repeat(BLOCK)[None, :, None].expand(A, -1, 1)
+        pr = torch.softmax(torch.cat([past, here, sink], -1), -1).to(dt)
+        n = past.shape[-1]
+        o = keys.mix(pr[..., :n].contiguous()) + torch.bmm(pr[..., n:n + BLOCK], own)
+        x = FAST["hc_post"](M.project_out(W, p + "self_attn.", o.view(A * BLOCK, M.HEADS, M.DIM), cos, sin), x, post, comb)
+        u, post, comb = M.hc_pre(W, p + "ffn_hc.", p + "post_attention_layernorm.weight", x)
         pick = M.pick_experts(u, W[p + "mlp.gate.weight"], bias[s])
         load.append(pick.sum(0))
         x = FAST["hc_post"](M.experts(W, p + "mlp.", u, pick, dt), x, post, comb)
@@ -124,15 +150,15 @@ def confidence(W, h, e):
 
 
 def loss(W, bias, embed, head, taps, ids, logits, sh, at, sim=True):
-    """Draft loss at anchors `at` (flat indices; at least 1 and BLOCK + 1 before the end of their sequence).
+    """Draft loss at anchors `at` (flat indices [blocks of 128, n]; at least 1 and BLOCK + 1 before the end of their sequence).
 
     The anchor's own token is id0; target b is the trunk's distribution after position P+b. A position counts fully while the text
     itself follows the trunk's greedy choice, as it does when the engine decodes greedily."""
-    flat = ids.flatten()
+    flat, keys, at = ids.flatten(), Blocks(at, sh), at.flatten()
     pos = at % sh.s
     rows = seed_rows(W, taps, *sh.rope["main"], sim)
-    tab = (sh.rope["main"][0][:sh.s], sh.rope["main"][1][:sh.s])
-    h, _, base, load = draft(W, bias, embed, head, rows, flat[at], at, pos, tab, sim)
+    tab = (sh.rope["main"][0][:sh.s], sh.rope["main"][1][:sh.s])           # anchors stay BLOCK short of the end
+    h, _, base, load = draft(W, bias, embed, head, rows, flat[at], keys, pos, tab, sim)
     step = at[:, None] + torch.arange(BLOCK, device=at.device)                                     # positions P+b
     e, mk = markov(W, flat[step].flatten())
     lg = base.float() + mk.float()
@@ -155,7 +181,7 @@ def loss(W, bias, embed, head, taps, ids, logits, sh, at, sim=True):
 
 def propose(W, bias, embed, head, rows, flat, at, pos, rope, sim=True):
     """Greedy proposals [A,5] and confidences for anchors, as the engine makes them."""
-    h, _, base, _ = draft(W, bias, embed, head, rows, flat[at], at, pos, rope, sim)
+    h, _, base, _ = draft(W, bias, embed, head, rows, flat[at], Nearby(at, pos), pos, rope, sim)
     base, h = base.view(len(at), BLOCK, -1), h.view(len(at), BLOCK, -1)
     prev, out, conf = flat[at], [], []
     for b in range(BLOCK):

@@ -323,11 +323,25 @@ class Slot:
         return str(self.v)
 
 
-def make_tool(r, family):
-    """A tool of a family with its own choice of names; returns (schema, parameter specs)."""
+VERBS = """get fetch check send write set start add play search find translate convert create exchange switch adjust book reserve put
+ read open save define explain measure order buy sum roll throw call phone run show make use do load query list new ask tell give""".split()
+AFFIX = "the_{} my_{} {}_name {}_value target_{} new_{} {}_id input_{} {}_arg".split()
+
+
+def make_tool(r, family, wide=False):
+    """A tool of a family with its own choice of names; returns (schema, parameter specs).
+
+    `wide` draws from many more names, so that only the schema tells them; it is for training."""
     verbs, noun, desc, params, _ = family
     name = f"{r.choice(verbs)}_{noun}" if r.random() < .75 else f"{noun}_{r.choice(verbs)}"
     ps = [(r.choice(names), t, make) for names, t, make in params]
+    if wide and r.random() < .6:
+        v = r.choice(VERBS)
+        name = r.choice([f"{v}_{noun}", f"{noun}_{v}", f"{v}_{r.choice(NOUN)}", f"{v}_{noun}_{r.randint(2, 9)}"])
+    if wide:
+        ps = [(r.choice(AFFIX).format(n) if r.random() < .3 else n, t, make) for n, t, make in ps]
+        if len({n for n, _, _ in ps}) < len(ps):
+            return make_tool(r, family, wide)
     props = {}
     for n, t, _ in ps:
         props[n] = {"type": t, "items": {"type": "integer"}} if t == "array" else {"type": t}
@@ -342,12 +356,22 @@ def call_text(name, args):
     return f'\n\n<{D}tool_calls>\n<{D}invoke name="{name}">\n{ps}\n</{D}invoke>\n</{D}tool_calls>'
 
 
-def tool_case(r):
+def call_pieces(name, args):
+    """The same as pieces: names and values weigh more than the markup around them."""
+    d = [(f'\n\n<{D}tool_calls>\n<{D}invoke name="', 1), (name, 4), ('">\n', 1)]
+    for i, (k, v) in enumerate(args.items()):
+        text = isinstance(v, str)
+        d += [(("\n" if i else "") + f'<{D}parameter name="', 1), (k, 4), (f'" string="{"true" if text else "false"}">', 1),
+              (v if text else dumps(v), 4), (f"</{D}parameter>", 1)]
+    return d + [(f"\n</{D}invoke>\n</{D}tool_calls>", 1)]
+
+
+def tool_case(r, wide=False):
     """(tools, chosen tool, arguments, request)."""
     fams = r.sample(TOOLS, r.choice([1, 2, 2, 3, 3]))
     made, seen = [], set()
     for f in fams:
-        t, ps = make_tool(r, f)
+        t, ps = make_tool(r, f, wide)
         if t["name"] not in seen:
             seen.add(t["name"])
             made.append((f, t, ps))
@@ -367,7 +391,7 @@ def tool_key(tools, args):
 def tool_chat(r):
     """A request, a call, often the result and the closing answer."""
     while True:
-        tools, t, args, text = tool_case(r)
+        tools, t, args, text = tool_case(r, True)
         if not tool_key(tools, args):
             break
     thinking = r.random() < .4
@@ -378,8 +402,8 @@ def tool_chat(r):
         d += [(THINK, .1), (th, 1), (ENDTHINK, 1)] if thinking else [(ENDTHINK, .1)]
         d += a + [(EOS, 1)]
     d += [(USER, .1), (text, .1), (ASSISTANT, .3)]
-    d += [(THINK, .1), (f"The tool {t['name']} fits.", 1), (ENDTHINK, 1)] if thinking else [(ENDTHINK, .1)]
-    d += [(call_text(t["name"], args), 1.5), (EOS, 1)]
+    d += [(THINK, .1), ("The tool ", 1), (t["name"], 4), (" fits.", 1), (ENDTHINK, 1)] if thinking else [(ENDTHINK, .1)]
+    d += call_pieces(t["name"], args) + [(EOS, 1)]
     if r.random() < .35:
         res, say = r.choice([({"status": "ok"}, "Done."), ({"result": 0}, None), ({"error": "not found"}, "The tool says: not found.")])
         if say is None:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
 
 import quant
+import sinkhorn
 
 LAYERS, HIDDEN, HEADS, DIM, ROPE, WINDOW, EXPERTS, TOPK, WIDTH = 6, 256, 4, 512, 64, 128, 16, 4, 128
 RATIOS = [0, 0, 4, 128, 4, 128]
@@ -128,20 +129,20 @@ def key_round(x, sim):
     return torch.cat([quant.a8(x[..., :-ROPE], 64), x[..., -ROPE:]], -1) if sim else x
 
 
-def hc_pre(x, fn, base, scale, norm):
-    """Streams [T,4,H] -> normed sublayer input [T,H], post [T,4], comb [T,4,4]."""
+def hc_mix(x, fn, base, scale, norm):
+    """Streams [T,4,H] -> normed sublayer input [T,H], post [T,4], logits of the stream mixer [T,4,4]."""
     flat = x.flatten(1)
     m = F.linear(flat, fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + EPS)
     pre = torch.sigmoid(m[:, :4] * scale[0] + base[:4]) + EPS
     post = 2 * torch.sigmoid(m[:, 4:8] * scale[1] + base[4:8])
-    c = (m[:, 8:] * scale[2] + base[8:]).unflatten(1, (4, 4))
-    c = torch.softmax(c, -1) + EPS
-    c = c / (c.sum(1, keepdim=True) + EPS)
-    for _ in range(19):
-        c = c / (c.sum(2, keepdim=True) + EPS)
-        c = c / (c.sum(1, keepdim=True) + EPS)
     u = (pre.unsqueeze(-1) * x).sum(1)
-    return rms(u, norm), post, c
+    return rms(u, norm), post, (m[:, 8:] * scale[2] + base[8:]).unflatten(1, (4, 4))
+
+
+def hc_pre(W, p, norm, x):
+    """One hyper-connection site: sublayer input, post, mixer."""
+    u, post, logits = FAST["hc_mix"](x, W[p + "fn"], W[p + "base"], W[p + "scale"], W[norm])
+    return u, post, MIXER[0](logits)
 
 
 def hc_post(f, x, post, c):
@@ -273,16 +274,16 @@ def token_loss(logits, target):
     return F.cross_entropy(logits.float(), target, reduction="none")
 
 
-PIECES = {f.__name__: f for f in (hc_pre, hc_post, hc_head, q_finish, kv_finish, pool4, pool128, index_query, index_key, low_norm, index_score, attend_window,
-                                  attend_both, index_loss, out_finish, route, swiglu, token_loss, key_round)}
-FAST = {}
+PIECES = {f.__name__: f for f in (hc_mix, hc_post, hc_head, q_finish, kv_finish, pool4, pool128, index_query, index_key, low_norm, index_score,
+                                  attend_window, attend_both, index_loss, out_finish, route, swiglu, token_loss, key_round)}
+EAGER = ("hc_head", "index_key", "low_norm", "route", "key_round")        # too little work to be worth compiling
+FAST, MIXER = {}, [sinkhorn.sinkhorn]
 
 
 def use_compile(on):
     """Run the pieces through torch.compile, or plainly."""
-    FAST.clear()
     for n, f in PIECES.items():
-        FAST[n] = torch.compile(f, dynamic=False) if on else f
+        FAST[n] = torch.compile(f, dynamic=False) if on and n not in EAGER else f
 
 
 use_compile(False)
@@ -421,6 +422,18 @@ def experts(W, p, x, pick, dtype):
     return F.linear(FAST["swiglu"](h, w), down)
 
 
+def balance_loss(routed, chosen):
+    """Product of share and mean score per expert over the `chosen` tokens (0/1), summed; 1 when balanced."""
+    n = chosen.sum().clamp_min(1.0)
+    total = 0.0
+    for x, gate, pick in routed:
+        s = scores(x.detach(), gate)
+        mean = ((s / s.sum(-1, keepdim=True)) * chosen[:, None]).sum(0) / n
+        share = (pick * chosen[:, None]).sum(0) / (TOPK * n)
+        total = total + EXPERTS * (mean * share.detach()).sum()
+    return total / len(routed)
+
+
 def pick_experts(x, gate, bias):
     """Top-K by biased score as a 0/1 matrix."""
     with torch.no_grad():
@@ -433,30 +446,31 @@ def trunk(model, W, ids, sh, sim=False, sparse=True, dtype=torch.bfloat16, table
     f = FAST
     flat = ids.flatten()
     x = W["model.embed_tokens.weight"][flat].float().unsqueeze(1).expand(-1, 4, -1).contiguous()
-    kl, load, taps = [], [], []
+    kl, load, taps, routed = [], [], [], []
     for L in range(LAYERS):
         p = f"model.layers.{L}."
         kind = "compress" if RATIOS[L] else "main"
         cos, sin = sh.rope[kind]
-        u, post, comb = f["hc_pre"](x, W[p + "attn_hc.fn"], W[p + "attn_hc.base"], W[p + "attn_hc.scale"], W[p + "input_layernorm.weight"])
+        u, post, comb = hc_pre(W, p + "attn_hc.", p + "input_layernorm.weight", x)
         ub = u.to(dtype)
         qr, q, kv = qkv(W, p + "self_attn.", ub, cos, sin, sim)
         o, loss = attention(W, p + "self_attn.", ub, qr, q, kv, sh, RATIOS[L], sim, sparse)
         if loss is not None:
             kl.append(loss)
         x = f["hc_post"](project_out(W, p + "self_attn.", o, cos, sin), x, post, comb)
-        u, post, comb = f["hc_pre"](x, W[p + "ffn_hc.fn"], W[p + "ffn_hc.base"], W[p + "ffn_hc.scale"], W[p + "post_attention_layernorm.weight"])
+        u, post, comb = hc_pre(W, p + "ffn_hc.", p + "post_attention_layernorm.weight", x)
         gate = model.model.layers[L].mlp.gate
         if L < HASH_LAYERS:
             pick = torch.zeros(len(flat), EXPERTS, device=x.device).scatter_(1, gate.tid2eid[flat], 1.0)
         else:
             pick = pick_experts(u, W[p + "mlp.gate.weight"], gate.e_score_correction_bias)
+            routed.append((u, W[p + "mlp.gate.weight"], pick))
         load.append(pick.detach().sum(0))
         x = f["hc_post"](experts(W, p + "mlp.", u, pick, dtype), x, post, comb)
         if L in TAPS:
             taps.append(x.mean(1))
     _, y = f["hc_head"](x, W["model.hc_head.hc_fn"], W["model.hc_head.hc_base"], W["model.hc_head.hc_scale"], W["model.norm.weight"])
-    out = dict(y=y, taps=torch.cat(taps, 1), kl=kl, load=torch.stack(load))
+    out = dict(y=y, taps=torch.cat(taps, 1), kl=kl, load=torch.stack(load), routed=routed)
     if want_logits:
         out["logits"] = F.linear(y.to(dtype), W["lm_head.weight"])
     return out

@@ -14,10 +14,12 @@ import time
 
 import numpy as np
 import torch
+import torch._inductor.config
 
 import data
 import dspark
 import model as M
+import sinkhorn
 
 T = int(os.environ.get("TINY_TOKENS", 32768))
 
@@ -84,11 +86,6 @@ class Optimizer:
             ps = [p for p, _, _ in live]
             torch._foreach_mul_(ps, 1 - lr * self.decay)
             torch._foreach_add_(ps, [u.view_as(p) for u, p in zip(o.split([s[0] for _, s, _ in live]), ps)])
-        for p in self.rest:
-            p.grad = None
-        for items in self.muon.values():
-            for p, _ in items:
-                p.grad = None
 
 
 def to_gpu(batch, dev):
@@ -122,11 +119,84 @@ class Shapes(dict):
         return self[s]
 
 
+class Steps:
+    """Gradient steps on static buffers, replayed as CUDA graphs: the GPU needs 50 ms a step, launching one by one takes 125.
+
+    `compute(s, ids, target, w)` runs forward and backward for length s and returns tensors; one graph per length."""
+
+    def __init__(self, params, compute, dev, log, graphs=True):
+        self.params, self.compute, self.dev, self.log = params, compute, dev, log
+        self.graphs = graphs and dev != "cpu"
+        self.kept = {}
+        for p in params:
+            p.grad = torch.zeros_like(p)
+        self.grads = [p.grad for p in params]
+
+    def eager(self, key, args):
+        torch._foreach_zero_(self.grads)
+        return self.compute(key, *args)
+
+    def __call__(self, key, args):
+        if not self.graphs:
+            return self.eager(key, args)
+        if key not in self.kept:
+            t0 = time.time()
+            static = [a.clone() for a in args]
+            try:
+                side = torch.cuda.Stream()
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    for _ in range(2):
+                        self.eager(key, static)
+                torch.cuda.current_stream().wait_stream(side)
+                torch.cuda.synchronize()
+                t1 = time.time()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    out = self.eager(key, static)
+                self.kept[key] = static, graph, out
+                self.log(f"graph for {key}: warm-up {t1 - t0:.1f} s, capture {time.time() - t1:.1f} s, "
+                         f"{torch.cuda.memory_reserved() / 2**30:.0f} GiB")
+            except Exception as e:
+                self.log(f"no graph for {key}: {e!r}"[:600])
+                torch.cuda.synchronize()
+                self.graphs = False
+                return self.eager(key, args)
+        static, graph, out = self.kept[key]
+        for d, a in zip(static, args):
+            d.copy_(a)
+        graph.replay()
+        return out
+
+
+CODES = (1.0, 17 / 16, 1.5, 2.0, 3.0, 4.0)                  # loss weights that mark kinds of tokens
+NAMES = ("chat", "text", "answers", "facts", "needles", "calls")
+
+
 def train_trunk(args, model, stream, dev, qat, log):
     named = list(model.named_parameters())
     opt = Optimizer(named, args.lr, args.adam_lr)
     shapes = Shapes(model, dev)
     biases = [model.model.layers[L].mlp.gate.e_score_correction_bias for L in range(M.HASH_LAYERS, M.LAYERS)]
+
+    def compute(key, ids, target, w):
+        s, sparse = key
+        W = M.weights(named, qat, torch.bfloat16)
+        out = M.trunk(model, W, ids, shapes[s], sim=qat, sparse=sparse)
+        ce = M.FAST["token_loss"](out["logits"], target)
+        lm = (ce * w).sum() / w.sum()
+        kl = sum(out["kl"]) / len(out["kl"])
+        text = (w == CODES[1]).float()
+        even = M.balance_loss(out["routed"], torch.roll(text, 1, 0))
+        (lm + kl + args.balance * even).backward()
+        with torch.no_grad():
+            load = out["load"][M.HASH_LAYERS:]
+            hit = (out["logits"].argmax(-1) == target).float()
+            by = torch.stack([torch.stack([(hit * (w == c)).sum(), (w == c).sum()]) for c in CODES])
+            tl = (ce * text).sum() / text.sum()
+            return dict(lm=lm.detach(), kl=kl.detach(), even=even.detach(), text=tl, by=by, share=load / load.sum(1, keepdim=True))
+
+    steps_of = Steps([p for _, p in named], compute, dev, log, not args.no_graphs)
     start, last, tokens, steps = time.time(), 0.0, 0, 0
     rng = np.random.default_rng(args.seed)
     stats, spent = {}, {}
@@ -137,64 +207,56 @@ def train_trunk(args, model, stream, dev, qat, log):
         shares = plan(args, frac)
         s = int(rng.choice(list(shares), p=np.array(list(shares.values())) / sum(shares.values())))
         batch = stream.get(s)
-        timed = steps % 20 == 19 and dev != "cpu"
+        timed = steps % 50 == 49 and dev != "cpu"
         if timed:
             torch.cuda.synchronize()
             t1 = time.time()
-        prof = None
-        if args.profile and steps in (70, 90) and dev != "cpu":
-            prof = torch.profiler.profile()
-            prof.__enter__()
-        ids, target, w = to_gpu(batch, dev)
-        sparse = qat or frac >= args.sparse_from
-        W = M.weights(named, qat, torch.bfloat16)
-        out = M.trunk(model, W, ids, shapes[s], sim=qat, sparse=sparse)
-        ce = M.FAST["token_loss"](out["logits"], target)
-        lm = (ce * w).sum() / w.sum()
-        kl = sum(out["kl"]) / len(out["kl"])
-        (lm + kl).backward()
+        out = steps_of((s, qat or frac >= args.sparse_from), to_gpu(batch, dev))
         up = min(1.0, (steps + 1) / args.warmup)
         left = max(0.0, 1.0 - frac)
         scale = up * min(1.0, left / args.cooldown)
         opt.step(max(scale, 0.01))
         with torch.no_grad():                                # balance the load of the scored layers
-            load = out["load"][M.HASH_LAYERS:]
-            share = load / load.sum(1, keepdim=True)
-            d = args.bias_rate * max(0.1, scale) * torch.sign(1 / M.EXPERTS - share)
+            d = args.bias_rate * max(0.1, scale) * torch.sign(1 / M.EXPERTS - out["share"])
             for b, x in zip(biases, d):
                 b.add_(x)
         steps += 1
         tokens += T
-        if prof:
-            torch.cuda.synchronize()
-            prof.__exit__(None, None, None)
-            log(f"profile of S {s}\n" + prof.key_averages().table(sort_by="self_cuda_time_total", row_limit=16, max_name_column_width=60).replace("  ", " "))
+        if steps == 2:
+            log(f"first steps {time.time() - start:.0f} s")
         if timed:
             torch.cuda.synchronize()
             spent.setdefault(s, []).append(time.time() - t1)
         if steps % 20 == 0:
-            with torch.no_grad():
-                hit = (out["logits"].argmax(-1) == target).float()
-                st = stats.setdefault(s, [])
-                row = [float(ce.mean()), float(lm), float(kl)]
-                for code in (1.0, 1.5, 2.0, 3.0):
-                    m = w == code
-                    row.append(float(hit[m].mean()) if m.any() else float("nan"))
-                st.append(row)
-            if steps % args.log_every == 0:
-                lo, hi = float(share.min()), float(share.max())
-                for s2, rows in sorted(stats.items()):
-                    a = np.nanmean(np.array(rows), 0)
-                    log(f"step {steps} t {time.time() - start:.0f} tok {tokens / 1e6:.1f}M S {s2} ce {a[0]:.3f} lm {a[1]:.3f} kl {a[2]:.3f} "
-                        f"hit text {a[3]:.3f} answers {a[4]:.3f} facts {a[5]:.3f} needles {a[6]:.3f} load {lo:.3f}-{hi:.3f} "
-                        f"{1e3 * np.median(spent.get(s2, [0])):.0f} ms {tokens / (time.time() - start) / 1e3:.0f}K/s")
-                stats = {}
+            st = stats.setdefault(s, [0, torch.zeros(4, device=dev), torch.zeros(len(CODES), 2, device=dev)])
+            st[0] += 1
+            st[1] += torch.stack([out["text"], out["lm"], out["kl"], out["even"]])
+            st[2] += out["by"]
+        if steps % args.log_every == 0:
+            lo, hi = float(out["share"].min()), float(out["share"].max())
+            for s2, (n, a, by) in sorted(stats.items()):
+                a = (a / n).tolist()
+                h = (by[:, 0] / by[:, 1].clamp_min(1)).tolist()
+                log(f"step {steps} t {time.time() - start:.0f} tok {tokens / 1e6:.1f}M S {s2} text {a[0]:.3f} lm {a[1]:.3f} kl {a[2]:.3f} even {a[3]:.3f} hit "
+                    + " ".join(f"{k} {x:.3f}" for k, x in zip(NAMES, h)) + f" load {lo:.3f}-{hi:.3f} "
+                    f"{1e3 * np.median(spent.get(s2, [0])):.0f} ms {tokens / (time.time() - start) / 1e3:.0f}K/s")
+            stats = {}
         if time.time() - start - last > args.save_every:
             last = time.time() - start
             if steps > 50:
                 save(args.state + "/state.pt", model, {})
     log(f"stage done: {steps} steps, {tokens / 1e6:.1f}M tokens, {time.time() - start:.0f} s, peak {torch.cuda.max_memory_allocated() / 2**30 if dev != 'cpu' else 0:.1f} GiB")
     return tokens
+
+
+def pick_anchors(w, s, per):
+    """Flat anchor indices [blocks, per], drawn inside each block of 128 by the weight of the next token."""
+    pos = torch.arange(len(w), device=w.device) % s
+    p = w.clamp(max=1.0) + 0.02
+    g = torch.log(p) - torch.log(-torch.log(torch.rand_like(p).clamp(1e-9, 1 - 1e-6)))
+    g = g.masked_fill((pos < 1) | (pos >= s - dspark.BLOCK - 1), -1e9).view(-1, 128)
+    off = g.topk(per, -1).indices
+    return off + 128 * torch.arange(len(off), device=w.device)[:, None]
 
 
 def train_draft(args, model, stream, dev, log, draft=None):
@@ -209,6 +271,16 @@ def train_draft(args, model, stream, dev, log, draft=None):
     named = list(P.items())
     opt = Optimizer(named, args.lr, args.adam_lr)
     shapes = Shapes(model, dev)
+
+    def compute(s, ids, at):
+        with torch.no_grad():
+            out = M.trunk(model, W0, ids, shapes[s], sim=True)
+        W = M.weights(named, True, torch.bfloat16)
+        loss, info = dspark.loss(W, bias, W0["model.embed_tokens.weight"], W0["lm_head.weight"], out["taps"], ids, out["logits"], shapes[s], at)
+        loss.backward()
+        return dict(info, loss=loss.detach(), share=info["load"] / info["load"].sum(1, keepdim=True))
+
+    steps_of = Steps([p for _, p in named], compute, dev, log, not args.no_graphs)
     start, steps, acc = time.time(), 0, []
     rng = np.random.default_rng(args.seed + 7)
     while True:
@@ -217,26 +289,17 @@ def train_draft(args, model, stream, dev, log, draft=None):
             break
         s = 512 if rng.random() < .6 or T < 2048 else 2048
         ids, target, w = to_gpu(stream.get(s), dev)
-        with torch.no_grad():
-            out = M.trunk(model, W0, ids, shapes[s], sim=True)
-            pos = torch.arange(T, device=dev) % s
-            p = torch.roll(w, 1, 0).clamp(max=1.0) + 0.02
-            p = p * ((pos >= 1) & (pos < s - dspark.BLOCK - 1))
-            at = torch.multinomial(p, args.anchors)
-        W = M.weights(named, True, torch.bfloat16)
-        loss, info = dspark.loss(W, bias, W0["model.embed_tokens.weight"], W0["lm_head.weight"], out["taps"], ids, out["logits"], shapes[s], at)
-        loss.backward()
+        out = steps_of(s, (ids, pick_anchors(w, s, args.anchors)))
         scale = min(1.0, (steps + 1) / 50) * min(1.0, max(0.0, 1 - frac) / args.cooldown)
         opt.step(max(scale, 0.01))
-        share = info["load"] / info["load"].sum(1, keepdim=True)
-        bias += args.bias_rate * max(.1, scale) * torch.sign(1 / M.EXPERTS - share)
+        bias += args.bias_rate * max(.1, scale) * torch.sign(1 / M.EXPERTS - out["share"])
         steps += 1
         if steps % 20 == 0:
-            acc.append([float(loss.detach()), float(info["run"]), float(info["bce"])] + info["hit"].tolist())
-            if steps % 100 == 0:
+            acc.append([float(out["loss"]), float(out["run"]), float(out["bce"])] + out["hit"].tolist())
+            if steps % args.log_every == 0:
                 a = np.mean(acc, 0)
                 log(f"draft step {steps} t {time.time() - start:.0f} loss {a[0]:.3f} run {a[1]:.2f} bce {a[2]:.3f} hit "
-                    + " ".join(f"{x:.3f}" for x in a[3:]) + f" load {float(share.min()):.3f}-{float(share.max()):.3f}")
+                    + " ".join(f"{x:.3f}" for x in a[3:]) + f" load {float(out['share'].min()):.3f}-{float(out['share'].max()):.3f}")
                 acc = []
     log(f"draft done: {steps} steps, {time.time() - start:.0f} s")
     return dict(draft={n: p.detach().cpu() for n, p in P.items()}, draft_bias=bias.cpu())
@@ -266,11 +329,12 @@ def main():
     ap.add_argument("--bias-rate", type=float, default=0.002)
     ap.add_argument("--sparse-from", type=float, default=0.3)
     ap.add_argument("--curriculum", type=parse_curriculum, default=parse_curriculum("0.4:512=1;0.7:512=.4,2048=.6;1:512=.3,2048=.4,8192=.3"))
-    ap.add_argument("--anchors", type=int, default=4096)
+    ap.add_argument("--anchors", type=int, default=32, help="draft anchors per block of 128")
     ap.add_argument("--workers", type=int, default=10)
     ap.add_argument("--seed", type=int, default=1)
     ap.add_argument("--log-every", type=int, default=100)
-    ap.add_argument("--profile", action="store_true")
+    ap.add_argument("--balance", type=float, default=0.02)
+    ap.add_argument("--no-graphs", action="store_true")
     ap.add_argument("--no-compile", action="store_true")
     ap.add_argument("--cache", default="")
     ap.add_argument("--cache-out", default="")
@@ -286,13 +350,22 @@ def main():
     torch.backends.cudnn.allow_tf32 = True
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.accumulated_recompile_limit = 1024
+    torch._inductor.config.triton.autotune_pointwise = False
+    if args.device == "cuda":
+        try:
+            err = sinkhorn.check()
+            log(f"sinkhorn kernel: errors {err}")
+            assert max(err) < 1e-4
+        except Exception as e:
+            log(f"sinkhorn kernel not usable: {e!r}")
+            M.MIXER[0] = sinkhorn.plain
     if args.cache and os.path.exists(args.cache):
         try:
             torch.compiler.load_cache_artifacts(open(args.cache, "rb").read())
             log("compile cache loaded")
         except Exception as e:                               # only costs time
             log(f"compile cache not usable: {e}")
-    M.use_compile(not args.no_compile)
+    M.use_compile(not args.no_compile and args.stage != "draft")
     path = args.state + "/state.pt"
     state = torch.load(path, map_location="cpu") if os.path.exists(path) else None
     tables = None
@@ -314,6 +387,7 @@ def main():
         extra = train_draft(args, model, stream, args.device, log, extra or None)
     else:
         tokens[args.stage] = tokens.get(args.stage, 0) + train_trunk(args, model, stream, args.device, args.stage == "qat", log)
+        extra = {}                                           # a draft of another trunk is worth nothing
     save(path, model, dict(extra, tokens=tokens))
     if args.cache_out:
         blob = torch.compiler.save_cache_artifacts()
