@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare model.py and dspark.py with the numpy oracle on an exported checkpoint: check.py state.pt CHECKPOINT ORACLE_DIR TOKENIZER
+"""Compare model.py and dspark.py with the numpy oracle on an exported checkpoint: check.py CHECKPOINT ORACLE_DIR [TEXT]
 
 Runs one prompt in `sim` mode; prints the largest relative logit error, agreement of the picks and of the draft."""
 import sys
@@ -9,19 +9,20 @@ import torch
 from tokenizers import Tokenizer
 
 import dspark
+import export
 import model as M
 
 
 def main():
-    state, ckpt, oracle, tok = sys.argv[1:5]
+    ckpt, oracle = sys.argv[1:3]
     sys.path.insert(0, oracle)
     import v4_numpy
     o = v4_numpy.V4(ckpt, "sim")
-    s = torch.load(state, map_location="cpu")
+    s = export.load(ckpt)
     m = M.new_model()
     m.load_state_dict(s["trunk"])
-    text = open(sys.argv[5] if len(sys.argv) > 5 else "eval/heldout.txt", encoding="utf-8").read()
-    ids = ([0] + Tokenizer.from_file(tok).encode(text[:4000]).ids)[:640]
+    text = open(sys.argv[3] if len(sys.argv) > 3 else "eval/heldout.txt", encoding="utf-8").read()
+    ids = ([0] + Tokenizer.from_file(ckpt + "/tokenizer.json").encode(text[:4000]).ids)[:640]
     ref = o.trunk(np.array(ids))
     with torch.no_grad():
         W = M.weights(m.named_parameters(), True, torch.float32)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Measure a trained state in torch, weights as stored, keys and indexer rows rounded as in the engine, greedy.
 
-    evaluate.py --state state.pt --tokenizer tokenizer.json --eval tools/tiny/eval --out report.json
+    evaluate.py --state state.pt|CHECKPOINT --tokenizer tokenizer.json --eval tools/tiny/eval --out report.json
 """
 import argparse
 import json
+import os
 import re
 import time
 
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 import dspark
+import export
 import model as M
 
 D = "｜DSML｜"
@@ -160,7 +162,6 @@ def draft_report(run, extra, items, new=96):
                 continue
             with torch.no_grad():
                 rows = dspark.seed_rows(Wd, o["taps"], *sh.rope["main"], True)
-                tab = (torch.cat([sh.rope["main"][0]] * 2)[:s + 8], torch.cat([sh.rope["main"][1]] * 2)[:s + 8])
                 tab = M.rope_tables(run.model, s + 8, run.dev)["main"]
                 d, conf = dspark.propose(Wd, bias, run.W["model.embed_tokens.weight"], run.W["lm_head.weight"], rows, ids[0], at, at, tab)
             d, conf = d.cpu(), conf.cpu()
@@ -191,7 +192,7 @@ def draft_report(run, extra, items, new=96):
     return report
 
 
-def evaluate(model, extra, tok, where, dev, dtype, log=print, quick=False):
+def evaluate(model, extra, tok, where, dev, dtype, log=print):
     M.use_compile(False)
     run = Runner(model, dev, dtype, tok)
     rep, t0 = {}, time.time()
@@ -235,7 +236,7 @@ def main():
     ap.add_argument("--device", default="cuda")
     args = ap.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True
-    state = torch.load(args.state, map_location="cpu")
+    state = export.load(args.state) if os.path.isdir(args.state) else torch.load(args.state, map_location="cpu")
     model = M.new_model()
     model.load_state_dict(state["trunk"])
     tok = Tokenizer.from_file(args.tokenizer)

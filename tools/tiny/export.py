@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write a trained state as a release checkpoint: export.py state.pt tokenizer.json OUT_DIR"""
+"""Write a trained state as a release checkpoint, or read one back: export.py state.pt tokenizer.json OUT_DIR"""
 import json
 import os
 import shutil
@@ -31,6 +31,29 @@ def tensors(state):
     out.update({"mtp" + n[len("layers"):]: v for n, v in release.hf_to_release(layers).items()})
     out.update(rest)
     return out
+
+
+def load(directory):
+    """A checkpoint as a training state: the stored values, which rounding again leaves as they are."""
+    c = release.Checkpoint(directory)
+    arrays = {n: c.array(n) for n in c.names()}
+    state = {"trunk": {n: torch.from_numpy(v.copy()) for n, v in release.release_to_hf(arrays).items()}, "draft": {}}
+    back, layers = {v: k for k, v in DRAFT.items()}, {}
+    for n, v in arrays.items():
+        if n.startswith("mtp."):
+            _, s, tail = n.split(".", 2)
+            if tail in back:
+                state["draft"][f"mtp.{s}.{back[tail]}"] = torch.from_numpy(v.copy())
+            else:
+                layers["layers." + n[len("mtp."):]] = v
+    bias = {}
+    for n, v in release.release_to_hf(layers).items():
+        if n.endswith("e_score_correction_bias"):
+            bias[int(n.split(".")[2])] = torch.from_numpy(v.copy())
+        else:
+            state["draft"]["mtp." + n[len("model.layers."):]] = torch.from_numpy(v.copy())
+    state["draft_bias"] = torch.stack([bias[s] for s in sorted(bias)])
+    return state
 
 
 def main():

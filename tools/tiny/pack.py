@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Split a training state into bf16 files of at most 15 MB, or join them: pack.py split state.pt DIR | pack.py join DIR state.pt"""
+"""Split a training state into bf16 files of at most 15 MB, or join them: pack.py split state.pt DIR [trunk] | pack.py join DIR state.pt"""
 import glob
 import os
 import sys
@@ -11,6 +11,8 @@ def main():
     what, src, dst = sys.argv[1:4]
     if what == "split":
         s = torch.load(src, map_location="cpu")
+        if sys.argv[4:] == ["trunk"]:
+            s = {k: v for k, v in s.items() if "draft" not in k}
         flat = {f"trunk/{n}": p for n, p in s["trunk"].items()}
         flat.update({f"draft/{n}": p for n, p in s.get("draft", {}).items()})
         if "draft_bias" in s:
