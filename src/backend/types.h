@@ -11,6 +11,11 @@
  *   fast  the production definition: bf16 activations into FP8 and bf16 matrices, exact integer routed experts */
 typedef enum aff_numerics { AFF_MATH, AFF_SIM, AFF_FAST } aff_numerics;
 
+enum { AFF_MAX_HC = 8 }; /* streams of the hyper-connections */
+
+/* How router logits become scores (spec model-v4 8). */
+typedef enum aff_scoring { AFF_SQRTSOFTPLUS, AFF_SIGMOID, AFF_SOFTMAX } aff_scoring;
+
 /* A dense matrix, row-major [rows][cols]; y = W x. */
 typedef struct aff_weight {
     aff_dtype dtype; /* AFF_F32, AFF_BF16, AFF_FP8 (128x128 tiles) or AFF_FP8_32 (32x32 tiles) */
@@ -53,4 +58,36 @@ typedef struct aff_moe_plan {
     const int *rank;     /* [n_entries] place of this expert among the row's picks in ascending id, 0..K-1 */
     const float *weight; /* [n_entries] router weight, scaling factor included */
 } aff_moe_plan;
+
+/* One layer's share of a sequence's attention state (spec model-v4 10.1). Rings hold position p in slot p mod size. */
+typedef struct aff_layer_state {
+    float *raw; /* [raw_size][head_dim] KV rows */
+    int raw_size;
+    float *comp;             /* [g][head_dim] compressed rows, g = group; NULL for ratio 0 */
+    float *hist_c, *hist_z;  /* [hist_size][coff*head_dim] projections; z with ape already added */
+    float *ikey;             /* [g][index_dim] indexer keys; NULL unless ratio 4 */
+    float *ihist_c, *ihist_z; /* [hist_size][2*index_dim] */
+    int hist_size;
+} aff_layer_state;
+
+/* The rows of a pass. Rows of one sequence are adjacent and in ascending position. */
+typedef struct aff_rowset {
+    int n;
+    const int64_t *pos;             /* [n] absolute position */
+    const int *first;               /* [n] first row of this pass that belongs to the same sequence */
+    aff_layer_state *const *state;  /* [n] the layer's state of the row's sequence */
+} aff_rowset;
+
+/* The keys of one query in the order of promise 0: ring rows lo .. lo+n_raw-1, then compressed rows, then extra rows. */
+typedef struct aff_keyset {
+    const float *raw;
+    int raw_size;
+    int64_t lo;
+    int n_raw;
+    const float *comp;
+    const int *sel; /* [n_comp] ascending groups; NULL: groups 0 .. n_comp-1 */
+    int n_comp;
+    const float *extra; /* [n_extra][head_dim]: a draft block's own rows */
+    int n_extra;
+} aff_keyset;
 #endif

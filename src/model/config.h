@@ -1,11 +1,10 @@
 /* config.h - config.json of DeepSeek-V4 as numbers (spec model-v4 section 2). Nothing about geometry is compiled in. */
 #ifndef AFF_MODEL_CONFIG_H
 #define AFF_MODEL_CONFIG_H
+#include "backend/types.h"
 #include "base/status.h"
 
-enum { AFF_MAX_LAYERS = 128, AFF_MAX_STAGES = 8, AFF_MAX_TAPS = 8, AFF_MAX_HC = 8 };
-
-typedef enum aff_scoring { AFF_SQRTSOFTPLUS, AFF_SIGMOID, AFF_SOFTMAX } aff_scoring;
+enum { AFF_MAX_LAYERS = 128, AFF_MAX_STAGES = 8, AFF_MAX_TAPS = 8 };
 
 typedef struct aff_config {
     int vocab, hidden, layers, heads, head_dim, rope_dim, q_rank, o_groups, o_rank, window;
