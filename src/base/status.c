@@ -27,6 +27,13 @@ const char *aff_status_name(aff_status s)
     return "unknown";
 }
 
+/* Messages quote names from files: one line, and nothing that a terminal would obey. */
+static void one_line(char *msg)
+{
+    for (char *p = msg; *p; p++)
+        if ((unsigned char)*p < 0x20 || *p == 0x7F) *p = '?';
+}
+
 aff_status aff__fail(aff_error *err, aff_status code, const char *fmt, ...)
 {
     if (err) {
@@ -35,6 +42,7 @@ aff_status aff__fail(aff_error *err, aff_status code, const char *fmt, ...)
         err->code = code;
         vsnprintf(err->msg, sizeof err->msg, fmt, ap);
         va_end(ap);
+        one_line(err->msg);
     }
     return code;
 }
@@ -50,6 +58,7 @@ aff_status aff__fail_errno(aff_error *err, const char *fmt, ...)
         va_end(ap);
         if (n > 0 && (size_t)n < sizeof err->msg)
             snprintf(err->msg + n, sizeof err->msg - (size_t)n, ": %s", strerror(e));
+        one_line(err->msg);
     }
     return AFF_E_IO;
 }
