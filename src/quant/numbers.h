@@ -34,6 +34,7 @@ float aff__pow2_scale(float amax, float inv_m);
 void aff__a8(float *x, int n, int g);
 /* A4: FP4 round trip over groups of 32. */
 void aff__a4(float *x, int n);
-/* Orthonormal Walsh-Hadamard transform of n = 2^k values in place, natural order. */
+/* Orthonormal Walsh-Hadamard transform of n = 2^k <= 1024 values in place, natural order; summed in double, rounded once. */
+enum { AFF__HADAMARD_MAX = 1024 };
 void aff__hadamard(float *x, int n);
 #endif
