@@ -181,7 +181,7 @@ static void push(tensor_list *l, const char *name, dtype type, int rank, size_t 
     }
     tensor *t = &l->v[l->n++];
     memset(t, 0, sizeof *t);
-    snprintf(t->name, sizeof t->name, "%s", name);
+    join(t->name, name, "");
     t->type = type;
     t->rank = rank;
     t->shape[0] = a;
@@ -191,6 +191,15 @@ static void push(tensor_list *l, const char *name, dtype type, int rank, size_t 
                : strncmp(name, "layers.", 7) == 0 && atoi(name + 7) >= LAYERS / 2 ? 1
                                                                                   : 0;
     t->bytes = a * (rank == 2 ? b : 1) * dtype_size[type];
+}
+
+/* out = a followed by b; a name that does not fit is cut. */
+static void join(char out[NAME_SIZE], const char *a, const char *b)
+{
+    size_t n = 0;
+    for (; *a && n + 1 < NAME_SIZE; a++) out[n++] = *a;
+    for (; *b && n + 1 < NAME_SIZE; b++) out[n++] = *b;
+    out[n] = '\0';
 }
 
 static int half_bits(size_t columns) /* (floor(log2 columns) + 1) div 2 */
@@ -204,7 +213,7 @@ static int half_bits(size_t columns) /* (floor(log2 columns) + 1) div 2 */
 static void add(tensor_list *l, const char *p, const char *rest, kind k, int a, int b)
 {
     char name[NAME_SIZE];
-    snprintf(name, sizeof name, "%s%s", p, rest);
+    join(name, p, rest);
     size_t rows = (size_t)a, cols = (size_t)b;
     if (k == KIND_BF16 || k == KIND_F32 || k == KIND_I64) {
         static const dtype plain[] = {T_BF16, T_F32, T_I64};
@@ -221,7 +230,7 @@ static void add(tensor_list *l, const char *p, const char *rest, kind k, int a, 
 static void add_compressor(tensor_list *l, const char *p, const char *which, int ratio, int dim)
 {
     char q[NAME_SIZE];
-    snprintf(q, sizeof q, "%s%s", p, which);
+    join(q, p, which);
     int width = (ratio == 4 ? 2 : 1) * dim;
     add(l, q, "ape", KIND_F32, ratio, width);
     add(l, q, "wkv.weight", KIND_BF16, width, HIDDEN);
