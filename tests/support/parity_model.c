@@ -167,6 +167,15 @@ static void fill_hash_table(const tensor *t, uint64_t start, unsigned char *out)
 
 /* ---------------------------------------------------------------------------------------------- tensor list */
 
+/* out = a followed by b; a name that does not fit is cut. */
+static void join(char out[NAME_SIZE], const char *a, const char *b)
+{
+    size_t n = 0;
+    for (; *a && n + 1 < NAME_SIZE; a++) out[n++] = *a;
+    for (; *b && n + 1 < NAME_SIZE; b++) out[n++] = *b;
+    out[n] = '\0';
+}
+
 static void push(tensor_list *l, const char *name, dtype type, int rank, size_t a, size_t b, int scale_base)
 {
     if (l->n == l->cap) {
@@ -191,15 +200,6 @@ static void push(tensor_list *l, const char *name, dtype type, int rank, size_t 
                : strncmp(name, "layers.", 7) == 0 && atoi(name + 7) >= LAYERS / 2 ? 1
                                                                                   : 0;
     t->bytes = a * (rank == 2 ? b : 1) * dtype_size[type];
-}
-
-/* out = a followed by b; a name that does not fit is cut. */
-static void join(char out[NAME_SIZE], const char *a, const char *b)
-{
-    size_t n = 0;
-    for (; *a && n + 1 < NAME_SIZE; a++) out[n++] = *a;
-    for (; *b && n + 1 < NAME_SIZE; b++) out[n++] = *b;
-    out[n] = '\0';
 }
 
 static int half_bits(size_t columns) /* (floor(log2 columns) + 1) div 2 */
