@@ -17,9 +17,9 @@ typedef struct {
 } model;
 
 static const model models[] = {
-    {"toy", "toy.1", 64, 16, 64, 32, 4, 32, 2, 10.0},
-    {"kernel", "kernel.1", 512, 64, 128, 64, 8, 128, 3, 10.0},
-    {"toy-clamp", "toy.1", 64, 16, 64, 32, 4, 32, 2, 0.5},
+    {"toy", "toy.7", 64, 16, 64, 32, 4, 32, 2, 10.0},
+    {"kernel", "kernel.11", 512, 64, 128, 64, 8, 128, 3, 10.0},
+    {"toy-clamp", "toy.7", 64, 16, 64, 32, 4, 32, 2, 0.5},
 };
 
 /* Fields that all models share. */

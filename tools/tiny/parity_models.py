@@ -39,9 +39,9 @@ COMMON = dict(
     num_hash_layers=2, n_routed_experts=16, num_experts_per_tok=4, moe_intermediate_size=128, num_attention_heads=8,
     o_groups=4, sliding_window=16, index_topk=16, swiglu_limit=10.0)
 MODELS = {
-    "toy": dict(COMMON, key="toy.1", head_dim=64, qk_rope_head_dim=16, q_lora_rank=64, o_lora_rank=32, index_n_heads=4,
+    "toy": dict(COMMON, key="toy.7", head_dim=64, qk_rope_head_dim=16, q_lora_rank=64, o_lora_rank=32, index_n_heads=4,
                 index_head_dim=32),
-    "kernel": dict(COMMON, key="kernel.1", head_dim=512, qk_rope_head_dim=64, q_lora_rank=128, o_lora_rank=64,
+    "kernel": dict(COMMON, key="kernel.11", head_dim=512, qk_rope_head_dim=64, q_lora_rank=128, o_lora_rank=64,
                    index_n_heads=8, index_head_dim=128, num_hash_layers=3),
 }
 MODELS["toy-clamp"] = dict(MODELS["toy"], swiglu_limit=0.5)
