@@ -5,7 +5,7 @@
     r["logits"], r["x"], r["router_ids"], r["taps"], ...
     m.draft(r["taps"], n, first_token)              # one DSpark block after n committed positions
 
-Everything is float64, weights are the stored values. Modes:
+Everything is float64 (or the given dtype), weights are the stored values. Modes:
 
     math    no rounding anywhere
     sim     A8 in groups of 64 on the un-rotated part of raw, compressed and draft KV rows; Hadamard and A4 on indexer
@@ -37,14 +37,14 @@ def a8(x, group=64):
     g = x[..., :n].astype(np.float32).reshape(*x.shape[:-1], n // group, group)
     s = release.pow2_scale(np.maximum(np.abs(g).max(-1, keepdims=True), np.float32(1e-4)), 448)
     q = release.e4m3_decode(release.e4m3_encode(np.clip(g / s, -448, 448))) * s
-    return np.concatenate([q.reshape(*x.shape[:-1], n).astype(np.float64), x[..., n:]], -1)
+    return np.concatenate([q.reshape(*x.shape[:-1], n).astype(x.dtype), x[..., n:]], -1)
 
 
 def a4(x):
     """E2M1 round trip with a power-of-two scale per 32 values of the last axis."""
     g = x.astype(np.float32).reshape(*x.shape[:-1], x.shape[-1] // 32, 32)
     s = release.pow2_scale(np.maximum(np.abs(g).max(-1, keepdims=True), np.float32(6 * 2.0**-126)), 6)
-    return (release.e2m1_decode(release.e2m1_encode(np.clip(g / s, -6, 6))) * s).reshape(x.shape).astype(np.float64)
+    return (release.e2m1_decode(release.e2m1_encode(np.clip(g / s, -6, 6))) * s).reshape(x.shape).astype(x.dtype)
 
 
 def hadamard(x):
@@ -76,7 +76,7 @@ def rope(x, pos, freq, inverse=False):
     a = np.asarray(pos, np.float32)[:, None] * freq.astype(np.float32)
     cos, sin = np.cos(a.astype(np.float64)).astype(np.float32), np.sin(a.astype(np.float64)).astype(np.float32)
     shape = (len(pos),) + (1,) * (x.ndim - 2) + (len(freq),)
-    cos, sin = cos.reshape(shape).astype(np.float64), sin.reshape(shape).astype(np.float64) * (-1 if inverse else 1)
+    cos, sin = cos.reshape(shape).astype(x.dtype), sin.reshape(shape).astype(x.dtype) * (-1 if inverse else 1)
     y = x.copy()
     v0, v1 = x[..., -2 * len(freq)::2], x[..., 1 - 2 * len(freq)::2]
     y[..., -2 * len(freq)::2] = v0 * cos - v1 * sin
@@ -92,14 +92,16 @@ def top_k(score, k):
 # -------------------------------------------------------------------------------------------------------- model
 
 class V4:
-    """freqs: optional (base, yarn) frequency tables that replace the computed ones."""
+    """freqs: optional (base, yarn) frequency tables that replace the computed ones.
+    dtype: np.float32 shows how far an engine in single precision may be off."""
 
-    def __init__(self, directory, mode="math", freqs=None):
+    def __init__(self, directory, mode="math", freqs=None, dtype=np.float64):
         if mode not in ("math", "sim"):
             raise ValueError(mode)
         self.ckpt = release.Checkpoint(directory)
         self.c = c = self.ckpt.config
         self.sim = mode == "sim"
+        self.dtype = dtype
         self.cache = {}
         dim = c["qk_rope_head_dim"]
         self.f_base, self.f_yarn = freqs or (
@@ -107,10 +109,10 @@ class V4:
             rope_frequencies(dim, c["compress_rope_theta"], c.get("rope_scaling")))
 
     def w(self, name):
-        """Weight as float64 (kept)."""
+        """Weight as float64 or self.dtype (kept)."""
         if name not in self.cache:
             a = self.ckpt.array(name)
-            self.cache[name] = a if a.dtype == np.int64 else a.astype(np.float64)
+            self.cache[name] = a if a.dtype == np.int64 else a.astype(self.dtype)
         return self.cache[name]
 
     def lin(self, name, x):
@@ -177,7 +179,7 @@ class V4:
         c = self.lin(p + "wkv", x).reshape(groups, ratio, -1)
         z = self.lin(p + "wgate", x).reshape(groups, ratio, -1) + ape
         if ratio == 4:          # first half of the channels: from the group before
-            earlier = lambda a, fill: np.concatenate([np.full((1, ratio, d), fill), a[:-1, :, :d]])
+            earlier = lambda a, fill: np.concatenate([np.full((1, ratio, d), fill, a.dtype), a[:-1, :, :d]])
             c = np.concatenate([earlier(c, 0.0), c[:, :, d:]], 1)
             z = np.concatenate([earlier(z, -np.inf), z[:, :, d:]], 1)
         w = np.exp(z - z.max(1, keepdims=True))
