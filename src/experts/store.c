@@ -178,7 +178,7 @@ aff_status aff__experts_get(aff_experts *s, int layer, int e, aff_expert *out, a
             uint8_t *copy = NULL;
             st = aff__calloc(&copy, 1, l->stride, "expert", err);
             if (st == AFF_OK) {
-                aff__expert_regroup(l, aff__container_expert(s->container, (uint32_t)layer, (uint32_t)e), copy);
+                aff__expert_record_permute(l, copy, aff__container_expert(s->container, (uint32_t)layer, (uint32_t)e), true);
                 s->copy[i] = copy;
                 s->expert[i] = in_record(l, copy);
             }
