@@ -1,12 +1,13 @@
-/* The parity checkpoints are written byte for byte as tools/tiny/parity_models.py writes them.
- *
- *     test_parity_model tests/golden/parity-models.sha256 SCRATCH_DIRECTORY
- *
- * The hash file has sha256sum lines "<hex>  <model>/<file>". The models stay in SCRATCH_DIRECTORY. */
-#include "parity_model.h"
+/* The parity checkpoints are written byte for byte as tools/tiny/parity_models.py writes them:
+ * tests/golden/parity-models.sha256 has sha256sum lines "<hex>  <model>/<file>". */
+#define _DEFAULT_SOURCE
+#include "support/parity_model.h"
+#include "support/test.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ------------------------------------------------------------------------------------- SHA-256 (FIPS 180-4) */
 
@@ -79,33 +80,36 @@ static int sha256_file(const char *path, char hex[65])
 
 /* ------------------------------------------------------------------------------------------------- the test */
 
-int main(int argc, char **argv)
+static void files_have_the_recorded_hashes(void **state)
 {
-    char line[512], last[64] = "", name[64], file[256], want[65], got[65], path[1024];
-    int failures = 0, files = 0;
-    FILE *f = argc == 3 ? fopen(argv[1], "r") : NULL;
-    if (f == NULL) {
-        fprintf(stderr, "usage: test_parity_model HASH_FILE SCRATCH_DIRECTORY\n");
-        return 2;
-    }
+    (void)state;
+    char line[512], last[64] = "", name[64], file[256], want[65], got[65], path[1024], dir[] = "/tmp/aff_parity_XXXXXX";
+    int files = 0;
+    assert_non_null(mkdtemp(dir));
+    FILE *f = fopen(AFF_TESTS_DIR "/golden/parity-models.sha256", "r");
+    assert_non_null(f);
     while (fgets(line, sizeof line, f) != NULL) {
-        if (sscanf(line, "%64[0-9a-f]  %63[^/]/%255[^\n]", want, name, file) != 3) {
-            fprintf(stderr, "bad line: %s", line);
-            failures++;
-            continue;
-        }
-        snprintf(path, sizeof path, "%s/%s", argv[2], name);
-        if (strcmp(name, last) != 0) failures += aff_test_write_parity_model(name, path) != 0;
+        assert_int_equal(sscanf(line, "%64[0-9a-f]  %63[^/]/%255[^\n]", want, name, file), 3);
+        snprintf(path, sizeof path, "%s/%s", dir, name);
+        if (strcmp(name, last) != 0) assert_int_equal(aff_test_write_parity_model(name, path), 0);
         memcpy(last, name, sizeof last);
-        snprintf(path, sizeof path, "%s/%s/%s", argv[2], name, file);
-        if (sha256_file(path, got) != 0) memset(got, '?', 64), got[64] = '\0';
+        snprintf(path, sizeof path, "%s/%s/%s", dir, name, file);
+        assert_int_equal(sha256_file(path, got), 0);
+        if (strcmp(want, got) != 0) fail_msg("%s: sha256 %s, expected %s", path, got, want);
+        unlink(path);
         files++;
-        if (strcmp(want, got) != 0) {
-            failures++;
-            fprintf(stderr, "%s: sha256 %s, expected %s\n", path, got, want);
-        }
     }
     fclose(f);
-    printf("%d files of the parity models, %d failures\n", files, failures);
-    return failures != 0 || files == 0;
+    assert_int_equal(files, 15);
+    for (const char *const *m = (const char *const[]){"toy", "toy-clamp", "kernel", NULL}; *m; m++) {
+        snprintf(path, sizeof path, "%s/%s", dir, *m);
+        rmdir(path);
+    }
+    rmdir(dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(files_have_the_recorded_hashes)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }
