@@ -106,6 +106,10 @@ int main(int argc, char **argv)
         }
     }
     fclose(f);
+    if (aff_test_stream("projection", 0) != 0x81bbbda958d61bc2u || aff_test_noise("projection", 2) != -38399) {
+        fprintf(stderr, "generator: wrong value\n");
+        failures++;
+    }
     printf("%d files of the parity models, %d failures\n", files, failures);
     return failures != 0 || files == 0;
 }
