@@ -1,12 +1,11 @@
-/* The parity checkpoints are written byte for byte as tools/tiny/parity_models.py writes them.
- *
- *     test_parity_model tests/golden/parity-models.sha256 SCRATCH_DIRECTORY
- *
- * The hash file has sha256sum lines "<hex>  <model>/<file>". The models stay in SCRATCH_DIRECTORY. */
-#include "parity_model.h"
+/* The parity checkpoints are written byte for byte as tools/tiny/parity_models.py writes them: every file has the hash
+ * of tests/golden/parity-models.sha256 (sha256sum lines "<hex>  <model>/<file>"). */
+#include "support/test.h"
+#include "support/parity_model.h"
 
-#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ------------------------------------------------------------------------------------- SHA-256 (FIPS 180-4) */
 
@@ -77,39 +76,52 @@ static int sha256_file(const char *path, char hex[65])
     return bad ? -1 : 0;
 }
 
-/* ------------------------------------------------------------------------------------------------- the test */
+/* ------------------------------------------------------------------------------------------------ the tests */
 
-int main(int argc, char **argv)
+static void generator(void **state)
 {
-    char line[512], last[64] = "", name[64], file[256], want[65], got[65], path[1024];
-    int failures = 0, files = 0;
-    FILE *f = argc == 3 ? fopen(argv[1], "r") : NULL;
-    if (f == NULL) {
-        fprintf(stderr, "usage: test_parity_model HASH_FILE SCRATCH_DIRECTORY\n");
-        return 2;
-    }
+    (void)state;
+    assert_true(aff_test_stream("projection", 0) == 0x81bbbda958d61bc2u);
+    assert_int_equal(aff_test_noise("projection", 2), -38399);
+}
+
+static void unknown_model(void **state)
+{
+    (void)state;
+    assert_int_equal(aff_test_write_parity_model("no such model", "/nonexistent"), -1);
+}
+
+static void files_have_their_hashes(void **state)
+{
+    (void)state;
+    char line[512], last[64] = "", name[64], file[256], want[65], got[65], dir[192], path[512];
+    char root[] = "/tmp/aff-parity-XXXXXX";
+    int files = 0;
+    FILE *f = fopen(AFF_TESTS_DIR "/golden/parity-models.sha256", "r");
+    assert_non_null(f);
+    assert_non_null(mkdtemp(root));
     while (fgets(line, sizeof line, f) != NULL) {
-        if (sscanf(line, "%64[0-9a-f]  %63[^/]/%255[^\n]", want, name, file) != 3) {
-            fprintf(stderr, "bad line: %s", line);
-            failures++;
-            continue;
-        }
-        snprintf(path, sizeof path, "%s/%s", argv[2], name);
-        if (strcmp(name, last) != 0) failures += aff_test_write_parity_model(name, path) != 0;
+        assert_int_equal(sscanf(line, "%64[0-9a-f]  %63[^/]/%255[^\n]", want, name, file), 3);
+        snprintf(dir, sizeof dir, "%s/%s", root, name);
+        snprintf(path, sizeof path, "%s/%s", dir, file);
+        if (strcmp(name, last) != 0) assert_int_equal(aff_test_write_parity_model(name, dir), 0);
         memcpy(last, name, sizeof last);
-        snprintf(path, sizeof path, "%s/%s/%s", argv[2], name, file);
-        if (sha256_file(path, got) != 0) memset(got, '?', 64), got[64] = '\0';
-        files++;
-        if (strcmp(want, got) != 0) {
-            failures++;
-            fprintf(stderr, "%s: sha256 %s, expected %s\n", path, got, want);
-        }
+        assert_int_equal(sha256_file(path, got), 0);
+        assert_string_equal(got, want);
+        assert_int_equal(unlink(path), 0);
+        if (++files % 5 == 0) assert_int_equal(rmdir(dir), 0); /* five files a model, and nothing else in there */
     }
     fclose(f);
-    if (aff_test_stream("projection", 0) != 0x81bbbda958d61bc2u || aff_test_noise("projection", 2) != -38399) {
-        fprintf(stderr, "generator: wrong value\n");
-        failures++;
-    }
-    printf("%d files of the parity models, %d failures\n", files, failures);
-    return failures != 0 || files == 0;
+    assert_int_equal(files, 15);
+    assert_int_equal(rmdir(root), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(generator),
+        cmocka_unit_test(unknown_model),
+        cmocka_unit_test(files_have_their_hashes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }
