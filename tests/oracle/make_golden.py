@@ -192,7 +192,7 @@ def add_trunk(out, model, r, pos, brief):
     for l, rec in enumerate(r["layers"]):
         add_tensor(out, f"x.{l}", r["x"][l], pos)
         for name in ("attn_out", "ffn_out"):
-            out[f"{name}.{l}"] = rec[name][pos].astype(np.float32)
+            out[f"{name}.{l}"] = rec[name][pos[::2]].astype(np.float32)
         if "index_score" in rec:
             out[f"index_score.{l}"] = rec["index_score"][pos].astype(np.float32)
 
