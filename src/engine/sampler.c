@@ -121,7 +121,7 @@ static uint64_t mass(const uint64_t *w, int n, uint64_t keep)
 aff_status aff__sampler_filter(aff_sampler *s, const float *logits, const aff_sampling *p, aff_dist *out,
                                aff_error *err)
 {
-    int32_t mode;
+    int32_t mode = 0;
     AFF_TRY(aff__sampling_check(p, err));
     if (!(p->temperature > 0))
         return aff__fail(err, AFF_E_INVALID, "sampling: temperature: a distribution needs more than 0, got %g",
@@ -191,7 +191,7 @@ static void sift_down(const float *logits, int32_t *heap, int n, int i)
 
 aff_status aff__top_logits(const float *logits, int vocab, int k, int32_t *id, aff_error *err)
 {
-    int32_t mode;
+    int32_t mode = 0;
     AFF_TRY(aff__argmax(logits, vocab, &mode, err)); /* NaN has no place in an order */
     if (k > vocab) return aff__fail(err, AFF_E_INVALID, "top logits: expected at most %d, got %d", vocab, k);
     /* id[] is a heap whose root is the last of the best k so far; then heap sort. */
