@@ -1,15 +1,10 @@
 /* types.h - the operands that model code hands to a backend: matrices, experts and plans over them. */
 #ifndef AFF_BACKEND_TYPES_H
 #define AFF_BACKEND_TYPES_H
+#include "affinity.h" /* aff_numerics */
 #include "format/dtype.h"
 #include <stdbool.h>
 #include <stdint.h>
-
-/* How much of the published arithmetic is reproduced (design 5, spec model-v4 16.1).
- *   math  float32 everywhere, no quantiser simulation
- *   sim   math plus A8(64) on KV rows, Hadamard and A4 in the indexer
- *   fast  the production definition: bf16 activations into FP8 and bf16 matrices, exact integer routed experts */
-typedef enum aff_numerics { AFF_MATH, AFF_SIM, AFF_FAST } aff_numerics;
 
 enum { AFF_MAX_HC = 8 }; /* streams of the hyper-connections */
 
