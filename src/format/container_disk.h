@@ -51,6 +51,8 @@ aff_status aff__codebook_check(const char *path, uint32_t quant, const uint8_t *
 
 /* The header of an open container (programs that print it). */
 const aff_cheader *aff__container_header(const aff_container *c);
+/* Byte 0 of the file. */
+const uint8_t *aff__container_map(const aff_container *c);
 
 /* The hash table: magic, algorithm, counts, hash of the front, then one hash per blob and per record and one of the
  * table. */

@@ -400,6 +400,7 @@ bool aff__container_has_hashes(const aff_container *c)
 {
     return c->h.extended;
 }
+const uint8_t *aff__container_map(const aff_container *c) { return c->data; }
 const aff_cheader *aff__container_header(const aff_container *c)
 {
     return &c->h;
