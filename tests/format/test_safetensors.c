@@ -268,6 +268,25 @@ static void single_file_folder(void **state)
     clear();
 }
 
+/* A real checkpoint: 152 and 233 tensors in two shards, written by another program. */
+static void golden_checkpoint(void **state)
+{
+    aff_ckpt *c;
+    aff_error e = {0};
+    if (aff__ckpt_open(&c, AFF_TESTS_DIR "/golden/v4-sim/ckpt-dspark", &e) != AFF_OK) fail_msg("%s", e.msg);
+    assert_int_equal(aff__ckpt_count(c), 385);
+    assert_int_equal(aff__ckpt_shards(c), 2);
+    const aff_st_tensor *t = aff__ckpt_find(c, "layers.0.hc_attn_fn");
+    assert_non_null(t);
+    assert_int_equal(t->dtype, AFF_ST_F32);
+    assert_int_equal(t->shape[0], 24);
+    assert_int_equal(t->shape[1], 512);
+    assert_int_equal(t->size, 115200 - 66048);
+    const uint8_t *first = aff__ckpt_find(c, "embed.weight")->data; /* at 0; the other at 66048 */
+    assert_int_equal(t->data - first, 66048);
+    aff__ckpt_close(c);
+}
+
 /* Every allocation may fail: an error, no leak, no crash. */
 static void out_of_memory(void **state)
 {
@@ -296,6 +315,7 @@ int main(void)
                                        cmocka_unit_test(shards),
                                        cmocka_unit_test(refused_folders),
                                        cmocka_unit_test(single_file_folder),
+                                       cmocka_unit_test(golden_checkpoint),
                                        cmocka_unit_test(out_of_memory)};
     return cmocka_run_group_tests(tests, group_setup, group_teardown);
 }
