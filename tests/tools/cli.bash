@@ -6,6 +6,7 @@ affinity=$bin/affinity
 tmp=$(mktemp -d "${TMPDIR:-/tmp}/aff_cli_XXXXXX")
 trap 'rm -rf "$tmp"' EXIT
 failures=0
+[ -x "$affinity" ] || { echo "$affinity is missing"; exit 1; }
 
 fail() {
     echo "FAILED: $*"
