@@ -449,6 +449,7 @@ static aff_status generate(app *a, aff_error *err)
     aff_events ev = {.ctx = a, .progress = on_progress, .token = on_token, .logits = rows ? on_logits : NULL};
     aff_outcome o;
 
+    AFF_TRY(aff__engine_check(a->engine, &r, err)); /* before anything is printed */
     announce(a);
     if (text && !f->no_echo) AFF_TRY(echo_prompt(a, err));
     aff_status s = aff__engine_run(a->engine, &r, &ev, &o, err);

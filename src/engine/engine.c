@@ -171,16 +171,20 @@ static aff_status decode(aff_engine *e, const aff_request *r, const aff_events *
     return AFF_OK;
 }
 
-aff_status aff__engine_run(aff_engine *e, const aff_request *r, const aff_events *ev, aff_outcome *out, aff_error *err)
+aff_status aff__engine_check(const aff_engine *e, const aff_request *r, aff_error *err)
 {
-    *out = (aff_outcome){.stop = AFF_STOP_LENGTH};
     if (r->n_predict < 0)
         return aff__fail(err, AFF_E_INVALID, "tokens to predict: expected 0 or more, got %lld",
                          (long long)r->n_predict);
     AFF_TRY(aff__sampling_check(&r->sampling, err));
     AFF_TRY(check_ids(e, "forced tokens", r->forced, r->n_forced, err));
-    AFF_TRY(check_tokens(e, "prompt", r->prompt, r->n_prompt, err));
+    return check_tokens(e, "prompt", r->prompt, r->n_prompt, err);
+}
 
+aff_status aff__engine_run(aff_engine *e, const aff_request *r, const aff_events *ev, aff_outcome *out, aff_error *err)
+{
+    *out = (aff_outcome){.stop = AFF_STOP_LENGTH};
+    AFF_TRY(aff__engine_check(e, r, err));
     uint64_t start = aff__now_ns();
     int64_t n = r->n_predict ? r->n_prompt - 1 : r->n_prompt;
     aff_status s = feed(e, r->prompt, n, r->n_predict == 0, ev, &out->prefilled, err);

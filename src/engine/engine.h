@@ -60,6 +60,8 @@ typedef struct aff_outcome {
     uint64_t prefill_ns, decode_ns;
 } aff_outcome;
 
+/* Whether the run below would be refused before its first pass, and why. */
+aff_status aff__engine_check(const aff_engine *e, const aff_request *r, aff_error *err);
 /* Prompt, then up to n_predict tokens. Prefill is every prompt token but the last, which starts the decoding (its pass
  * gives the first token, so tokens decoded = passes made); with n_predict 0 it is the whole prompt. The last token
  * chosen is not run. `out` is valid after a failure too, as far as it came. */

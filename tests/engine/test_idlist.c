@@ -26,7 +26,7 @@ static void long_lists_are_whole(void **state)
     enum { N = 100000 };
     char *text = malloc(N * 7);
     size_t len = 0;
-    for (int i = 0; i < N; i++) len += (size_t)sprintf(text + len, "%d%c", i, i % 3 ? ' ' : ',');
+    for (int i = 0; i < N; i++) len += (size_t)sprintf(text + len, "%d%c", i, i % 3 == 1 ? ',' : ' ');
     aff_error err = {0};
     int32_t *id;
     int64_t n;

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     int32_t *id, *again;
