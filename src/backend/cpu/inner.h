@@ -1,5 +1,4 @@
-/* inner.h - the functions that exist once per instruction set, behind one table each. All levels give the same bits; a level
- * may leave an entry NULL, then the level below serves. Rows of activations and results come as arrays of pointers, at most
+/* inner.h - the functions that exist once per instruction set, behind one table each. All levels give the same bits. Rows of activations and results come as arrays of pointers, at most
  * AFF__ROWS_MAX of them, so that routed rows need not be gathered. */
 #ifndef AFF_BACKEND_CPU_INNER_H
 #define AFF_BACKEND_CPU_INNER_H
@@ -31,6 +30,9 @@ typedef struct aff__cpu_inner {
 } aff__cpu_inner;
 
 extern const aff__cpu_inner aff__cpu_inner_scalar;
+#if defined(__x86_64__)
+extern const aff__cpu_inner aff__cpu_inner_avx2, aff__cpu_inner_avx512;
+#endif
 
 /* The table for aff__cpu_level(). */
 const aff__cpu_inner *aff__cpu_inner_now(void);

@@ -19,7 +19,15 @@ const aff__cpu_inner aff__cpu_inner_scalar = {
     .quantise = aff__quantise_scalar,
 };
 
-const aff__cpu_inner *aff__cpu_inner_now(void) { return &aff__cpu_inner_scalar; }
+const aff__cpu_inner *aff__cpu_inner_now(void)
+{
+#if defined(__x86_64__)
+    aff_cpu_level level = aff__cpu_level();
+    if (level == AFF_CPU_AVX512) return &aff__cpu_inner_avx512;
+    if (level == AFF_CPU_AVX2) return &aff__cpu_inner_avx2;
+#endif
+    return &aff__cpu_inner_scalar;
+}
 
 float aff__dot_scalar(const float *a, const float *b, int n)
 {

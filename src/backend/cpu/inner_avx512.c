@@ -1,0 +1,19 @@
+/* The kernels over simd16.h, compiled for AVX-512. */
+#if defined(__x86_64__)
+#include "backend/cpu/inner_scalar.h"
+#include "backend/cpu/matmul_simd.h"
+#include "backend/cpu/vec_simd.h"
+
+const aff__cpu_inner aff__cpu_inner_avx512 = {
+    .matmul = matmul_simd,
+    .q2p875 = aff__q2p875_scalar,
+    .mxfp4 = aff__mxfp4_scalar,
+    .dot = dot_simd,
+    .axpy = axpy_simd,
+    .scale = scale_simd,
+    .attend = aff__attend_scalar,
+    .index_scores = aff__index_scores_scalar,
+    .swiglu = swiglu_simd,
+    .quantise = quantise_simd,
+};
+#endif
