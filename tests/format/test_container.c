@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "support/test.h"
 #include "base/file.h"
+#include "base/mem.h"
 #include "format/container.h"
 #include "format/container_disk.h"
 #include <fcntl.h>
@@ -865,6 +866,56 @@ static void threads(void **state)
     aff__container_close(c);
 }
 
+/* ---- memory ---- */
+
+static aff_status write_tiny_or_fail(void)
+{
+    uint64_t i;
+    float v = 1;
+    uint8_t record[4096] = {0};
+    aff_cwriter *w;
+    AFF_TRY(aff__cwriter_create(&w, path, false, NULL));
+    aff_status s = aff__cwriter_meta(w, "{}", 2, NULL);
+    if (s == AFF_OK) s = aff__cwriter_declare(w, "v", AFF_F32, 1, 1, &i, NULL);
+    if (s == AFF_OK) s = aff__cwriter_layer(w, 1, AFF_MXFP4, 32, 32, NULL);
+    if (s == AFF_OK) s = aff__cwriter_begin(w, NULL);
+    if (s == AFF_OK) s = aff__cwriter_tensor(w, i, &v, 4, NULL, 0, NULL);
+    if (s == AFF_OK) s = aff__cwriter_expert(w, 0, 0, record, NULL);
+    if (s == AFF_OK) s = aff__cwriter_profile(w, &v, 1, NULL);
+    if (s == AFF_OK) return aff__cwriter_finish(w, NULL);
+    aff__cwriter_abort(w);
+    return s;
+}
+
+/* Every allocation may fail: an error, no leak, nothing left behind. */
+static void out_of_memory(void **state)
+{
+    size_t n;
+    aff_container *c;
+    aff_status s = AFF_E_NOMEM;
+    unlink(path);
+    for (unsigned k = 1; s != AFF_OK; k++) {
+        assert_in_range(k, 1, 100);
+        assert_int_equal(entries(), 0);
+        aff__alloc_fail_after(k);
+        s = write_tiny_or_fail();
+        aff__alloc_fail_after(0);
+        assert_true(s == AFF_OK || s == AFF_E_NOMEM);
+        if (s != AFF_OK) unlink(path); /* the last failures come after the rename */
+    }
+    uint8_t *p = (uint8_t *)slurp(&n);
+    s = AFF_E_NOMEM;
+    for (unsigned k = 1; s != AFF_OK; k++) {
+        assert_in_range(k, 1, 100);
+        aff__alloc_fail_after(k);
+        s = aff__container_open_memory(&c, p, n, "mem", NULL);
+        aff__alloc_fail_after(0);
+        assert_true(s == AFF_OK || s == AFF_E_NOMEM);
+    }
+    aff__container_close(c);
+    free(p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(worked_file),
@@ -885,6 +936,7 @@ int main(void)
                                        cmocka_unit_test(one_writer_at_a_time),
                                        cmocka_unit_test(disk_full),
                                        cmocka_unit_test(replaces_at_the_end),
-                                       cmocka_unit_test(threads)};
+                                       cmocka_unit_test(threads),
+                                       cmocka_unit_test(out_of_memory)};
     return cmocka_run_group_tests(tests, group_setup, group_teardown);
 }
