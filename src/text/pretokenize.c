@@ -1,7 +1,7 @@
-/* One pass in place of the three regular expressions of tokenizer.json, each of which cuts what the one before left. The
- * first two part the text into segments of numbers, of CJK and of everything else; the third cuts these, CJK ones too (its
- * punctuation, U+30FB say, is a piece of its own), and knows nothing beyond them: a segment's end is the end of the text.
- * Rules A-F are those of the spec. */
+/* One pass in place of the three regular expressions of tokenizer.json, each of which cuts what the one before left.
+ * The first two part the text into segments of numbers, of CJK and of everything else; the third cuts these, CJK ones
+ * too (its punctuation, U+30FB say, is a piece of its own), and knows nothing beyond them: a segment's end is the end
+ * of the text. Rules A-F are those of the spec. */
 #include "text/pretokenize.h"
 #include "text/unicode.h"
 #include "text/utf8.h"
@@ -46,8 +46,8 @@ static size_t run_end(const scan *t, size_t i, unsigned classes)
     return i;
 }
 
-/* Rules D, E and F at a space: up to the last newline of the run; else the run at the end of the segment; else all but its
- * last character; else that character. */
+/* Rules D, E and F at a space: up to the last newline of the run; else the run at the end of the segment; else all but
+ * its last character; else that character. */
 static size_t match_spaces(const scan *t, size_t i)
 {
     size_t end = i, last = i, next, after_newline = 0;
