@@ -400,7 +400,10 @@ bool aff__container_has_hashes(const aff_container *c)
 {
     return c->h.extended;
 }
-const uint8_t *aff__container_map(const aff_container *c) { return c->data; }
+const uint8_t *aff__container_map(const aff_container *c)
+{
+    return c->data;
+}
 const aff_cheader *aff__container_header(const aff_container *c)
 {
     return &c->h;
