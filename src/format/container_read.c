@@ -107,13 +107,13 @@ static aff_status check_matrix(const char *path, const char *what, const aff_mat
         if (planes[i].got != size[i])
             return BAD("%s: %s: %s: expected %" PRIu64 " bytes for %" PRIu64 " x %" PRIu64 " %s, got %" PRIu64, path,
                        what, planes[i].name, size[i], m->rows, m->cols, info->name, planes[i].got);
-        if (!size[i]) continue;
         if (planes[i].off % AFF_C_PLANE_ALIGN)
             return BAD("%s: %s: %s at %" PRIu64 ": expected a multiple of %d", path, what, planes[i].name,
                        planes[i].off, AFF_C_PLANE_ALIGN);
         if (!aff__range_ok(planes[i].off, size[i], room))
             return BAD("%s: %s: %s at %" PRIu64 " with %" PRIu64 " bytes end past the %" PRIu64 " bytes there are",
                        path, what, planes[i].name, planes[i].off, size[i], room);
+        if (!size[i]) continue; /* checked all the same: readers form pointers to empty planes too */
         for (int k = 0; k < *n_used; k++)
             if (planes[i].off < used[k].off + used[k].size && used[k].off < planes[i].off + size[i])
                 return BAD("%s: %s: %s at %" PRIu64 " overlap another plane", path, what, planes[i].name,
@@ -400,7 +400,10 @@ bool aff__container_has_hashes(const aff_container *c)
 {
     return c->h.extended;
 }
-const uint8_t *aff__container_map(const aff_container *c) { return c->data; }
+const uint8_t *aff__container_map(const aff_container *c)
+{
+    return c->data;
+}
 const aff_cheader *aff__container_header(const aff_container *c)
 {
     return &c->h;

@@ -5,8 +5,9 @@
 #include <jansson.h>
 
 /* Parses exactly one value. `name` is the file or field that errors name; they give line, column and what was wrong.
- * Depth is limited to 256, duplicates in objects are an error when `unique_keys`. \u0000 is allowed in strings, a lone
- * surrogate escape becomes U+FFFD, integers beyond int64 are an error. The caller owns *out (json_decref). */
+ * Bounds: 256 MiB of text, strings of 16 MiB, depth 256; duplicates in objects are an error when `unique_keys`. \u0000
+ * is allowed in strings, a lone surrogate escape becomes U+FFFD, integers beyond int64 are an error. The caller owns
+ * *out (json_decref). */
 aff_status aff__json_parse(json_t **out, const char *text, size_t size, const char *name, bool unique_keys,
                            aff_error *err);
 

@@ -41,7 +41,8 @@ typedef struct aff_ckpt aff_ckpt;
 
 /* Opens DIR: model.safetensors.index.json with its shards, or a single model.safetensors. Errors: missing or truncated
  * shard, header past the end, unknown dtype, overflowing shape, byte size unlike shape, overlapping extents or
- * duplicate names, index naming a tensor that its shard lacks. */
+ * duplicate names, index naming a tensor that its shard lacks. Tensors of a shard that the index does not mention are
+ * offered too; holes between extents are allowed. */
 aff_status aff__ckpt_open(aff_ckpt **out, const char *dir, aff_error *err);
 /* A single safetensors file (golden data, tests). */
 aff_status aff__ckpt_open_file(aff_ckpt **out, const char *path, aff_error *err);

@@ -420,6 +420,8 @@ static void hostile_layers(void **state)
         {GATE + 24, 8, HUGE_, "end past the 4096 bytes"},
         {UP + 24, 8, 256, "overlap"},
         {DOWN + 40, 8, 0, "overlap"},
+        {GATE + 56, 8, HUGE_, "row scales at 18446744073709551360"}, /* empty, and still */
+        {GATE + 56, 8, 4352, "end past the 4096 bytes"},
         {DOWN + 32, 8, 511, "expected 512 bytes"},
         {DOWN + 48, 8, 0, "scales: expected 32 bytes"},
         {DOWN + 64, 8, 1, "row scales: expected 0 bytes"},
@@ -438,6 +440,7 @@ static void hostile_tensors(void **state)
         {TENSORS + 128, 8, UINT64_MAX, "does not suit"},
         {TENSORS + 128 + 16, 4, 5, "tensor 'v': unknown dtype code 5"},
         {TENSORS + 128 + 32, 8, 16, "expected 12 bytes for 1 x 3 f32, got 16"},
+        {TENSORS + 128 + 40, 8, HUGE_, "scales at 18446744073709551360"},
         {TENSORS + 200, 8, HUGE_, "tensor 'v' at"},
         {TENSORS + 200, 8, 1, "expected a multiple of 256"},
         {TENSORS + 208 + 200, 8, 512, "end past the"},
