@@ -1,5 +1,6 @@
 #include "model/config.h"
 #include "format/json.h"
+#include "quant/numbers.h"
 #include <string.h>
 
 /* One required integer into an int field. */
@@ -27,12 +28,12 @@ static aff_status geometry(aff_config *c, const json_t *o, const char *name, aff
     INT("head_dim", head_dim, 2, 1 << 16);
     INT("qk_rope_head_dim", rope_dim, 2, 1 << 16);
     INT("q_lora_rank", q_rank, 1, 1 << 20);
-    INT("o_groups", o_groups, 1, 4096);
-    INT("o_lora_rank", o_rank, 1, 1 << 20);
+    INT("o_groups", o_groups, 1, 1024);
+    INT("o_lora_rank", o_rank, 1, 1 << 16);
     INT("sliding_window", window, 1, 1 << 20);
     INT("index_n_heads", index_heads, 1, 4096);
     INT("index_head_dim", index_dim, 2, 1 << 14);
-    INT("index_topk", index_topk, 1, 1 << 24);
+    INT("index_topk", index_topk, 1, 1 << 16);
     INT("hc_mult", hc, 1, AFF_MAX_HC);
     INT("hc_sinkhorn_iters", hc_iters, 1, 1000);
     INT("n_routed_experts", experts, 1, 1 << 16);
@@ -99,6 +100,9 @@ static aff_status yarn(aff_config *c, const json_t *o, const char *name, aff_err
     AFF_TRY(num(s, name, "beta_slow", 0, 1e6, &c->yarn_beta_slow, err));
     AFF_TRY(aff__json_int(s, name, "original_max_position_embeddings", 0, 1 << 24, &c->yarn_original, err));
     c->yarn = c->yarn_original > 0;
+    if (c->yarn && !(c->compress_rope_theta > 1 && c->yarn_beta_fast > 0 && c->yarn_beta_slow > 0))
+        return aff__fail(err, AFF_E_FORMAT, "%s: rope_scaling: expected compress_rope_theta above 1, beta_fast and beta_slow above 0, got %g, %g, %g", name,
+                         c->compress_rope_theta, c->yarn_beta_fast, c->yarn_beta_slow);
     return AFF_OK;
 }
 
@@ -131,8 +135,9 @@ static aff_status consistent(const aff_config *c, const char *name, aff_error *e
 {
     if (c->rope_dim >= c->head_dim || c->rope_dim % 2 || c->head_dim % 2)
         return aff__fail(err, AFF_E_FORMAT, "%s: qk_rope_head_dim %d and head_dim %d: expected even numbers, the first smaller", name, c->rope_dim, c->head_dim);
-    if (c->rope_dim > c->index_dim || (c->index_dim & (c->index_dim - 1)))
-        return aff__fail(err, AFF_E_FORMAT, "%s: index_head_dim %d: expected a power of two of at least qk_rope_head_dim %d", name, c->index_dim, c->rope_dim);
+    if (c->rope_dim > c->index_dim || (c->index_dim & (c->index_dim - 1)) || c->index_dim < 32 || c->index_dim > AFF__HADAMARD_MAX)
+        return aff__fail(err, AFF_E_FORMAT, "%s: index_head_dim %d: expected a power of two from 32 to %d, at least qk_rope_head_dim %d", name, c->index_dim,
+                         AFF__HADAMARD_MAX, c->rope_dim);
     if (c->heads % c->o_groups)
         return aff__fail(err, AFF_E_FORMAT, "%s: num_attention_heads %d is not a multiple of o_groups %d", name, c->heads, c->o_groups);
     if (c->picks > c->experts)

@@ -9,6 +9,7 @@ void aff__draft_seed(aff_runner *r, aff_seq *seq, int from)
     const aff_config *c = &n->cfg;
     const int T = r->n - from;
     aff_rowset rs = {T, r->pos + from, r->first, r->state};
+    r->trace_pos = r->pos[from];
     B->matmul(B, &n->main_proj, r->tap + (int64_t)from * c->n_taps * c->hidden, T, r->x);
     B->rmsnorm(B, r->x, n->main_norm, c->rms_eps, T, c->hidden, r->x);
     aff__trace(r, "mx", 0, r->x, T, c->hidden);
@@ -54,6 +55,7 @@ aff_status aff__draft_block(aff_runner *r, aff_seq *seq, int32_t id0, int32_t *i
     if (id0 < 0 || id0 >= c->vocab) return aff__fail(err, AFF_E_INVALID, "draft block: id %d is outside the vocabulary 0..%d", (int)id0, c->vocab - 1);
     r->trace = trace;
     r->trace_ctx = trace_ctx;
+    r->streams = NULL;
     for (int b = 0; b < c->draft_block; b++) in[b] = b ? c->draft_noise : id0;
     aff__set_rows(r, in, c->draft_block, seq->pos);
     B->embed(B, &n->embed, in, r->n, c->hc, r->X);
@@ -78,11 +80,12 @@ aff_status aff__draft_mtp1(aff_runner *r, aff_seq *seq, const int32_t *next, int
     const aff_config *c = &net->cfg;
     const int H = c->hidden, N = c->hc;
     if (net->draft != AFF_DRAFT_MTP1) return aff__fail(err, AFF_E_INVALID, "MTP-1: no such draft is loaded");
-    if (n != r->n || r->pos[0] + n != seq->pos)
-        return aff__fail(err, AFF_E_INVALID, "MTP-1: %d rows, the last pass had %d ending at position %lld", n, r->n, (long long)seq->pos);
+    if (r->streams != seq || n != r->n || r->pos[0] + n != seq->pos)
+        return aff__fail(err, AFF_E_INVALID, "MTP-1: %d rows ending at position %lld are not those of the last pass", n, (long long)seq->pos);
     for (int i = 0; i < n; i++)
         if (next[i] < 0 || next[i] >= c->vocab)
             return aff__fail(err, AFF_E_INVALID, "MTP-1: id %d is outside the vocabulary 0..%d", (int)next[i], c->vocab - 1);
+    r->streams = NULL; /* used up */
     /* x_n = e_proj RMS(embed; enorm) + h_proj RMS(X_n; hnorm) */
     B->rmsnorm(B, r->X, net->hnorm, c->rms_eps, n * N, H, r->x);
     B->matmul(B, &net->h_proj, r->x, n * N, r->X);

@@ -181,8 +181,9 @@ static void head(aff_runner *r, int from, float *logits)
 static aff_status check(const aff_runner *r, const aff_batch *b, aff_error *err)
 {
     const int64_t pos = b->seq->pos;
-    if (b->n < 1 || b->want_from < 0 || b->want_from > b->n)
+    if (b->n < 1 || b->want_from < 0 || b->want_from > b->n || (!b->logits && b->want_from < b->n))
         return aff__fail(err, AFF_E_INVALID, "forward pass: %d rows, logits from row %lld", b->n, (long long)b->want_from);
+    if (b->seq->net != r->net) return aff__fail(err, AFF_E_INVALID, "forward pass: the sequence belongs to another network");
     if (b->n > b->seq->capacity - pos)
         return aff__fail(err, AFF_E_LIMIT, "context full: %d tokens after position %lld, room for %lld", b->n, (long long)pos, (long long)b->seq->capacity);
     for (int i = 0; i < b->n; i++)
@@ -191,10 +192,10 @@ static aff_status check(const aff_runner *r, const aff_batch *b, aff_error *err)
     return AFF_OK;
 }
 
-aff_status aff__forward(aff_runner *r, const aff_batch *b, aff_error *err)
+/* The rows of a checked batch, pass after pass. */
+static aff_status passes(aff_runner *r, const aff_batch *b, aff_error *err)
 {
     const aff_config *c = &r->net->cfg;
-    AFF_TRY(check(r, b, err));
     float *logits = b->logits;
     for (int at = 0; at < b->n; at += AFF_MAX_CHUNK) {
         const int n = b->n - at < AFF_MAX_CHUNK ? b->n - at : AFF_MAX_CHUNK;
@@ -215,6 +216,19 @@ aff_status aff__forward(aff_runner *r, const aff_batch *b, aff_error *err)
         b->seq->pos += n;
     }
     return AFF_OK;
+}
+
+aff_status aff__forward(aff_runner *r, const aff_batch *b, aff_error *err)
+{
+    AFF_TRY(check(r, b, err));
+    r->streams = NULL;
+    aff__seq_begin(b->seq, b->n);
+    const aff_status s = passes(r, b, err);
+    if (s != AFF_OK)
+        aff__seq_undo(b->seq);
+    else
+        r->streams = b->seq;
+    return s;
 }
 
 /* ---- rows, trace, memory ---- */

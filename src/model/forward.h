@@ -23,7 +23,7 @@ typedef struct aff_batch {
 } aff_batch;
 
 /* Runs the rows and commits them: the sequence's position advances by n, and the draft, if loaded, is seeded with their taps.
- * Ids out of range and positions beyond the capacity are errors that change nothing. */
+ * After any error (ids out of range, positions beyond the capacity, no memory) the sequence is as it was before the call. */
 aff_status aff__forward(aff_runner *r, const aff_batch *b, aff_error *err);
 
 /* DSpark (spec 13.2): proposes B = draft_block tokens for positions P+1.. after the decided token id0 at position P = pos. conf[b] is

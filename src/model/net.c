@@ -309,6 +309,8 @@ static aff_status bind_dspark(source *s, aff_net *n, aff_error *err)
     AFF_TRY(floats(s, "mtp_norm", "norm.weight", 1, H, &n->draft_norm, err));
     AFF_TRY(hyper(s, c, "mtp_hc_head", true, &n->draft_hc_head, err));
     AFF_TRY(matrix(s, "mtp_markov_w1", "markov_head.markov_w1.weight", V, MR, false, &n->markov_w1, err));
+    if (n->markov_w1.dtype != AFF_BF16 && n->markov_w1.dtype != AFF_F32)
+        return aff__fail(err, AFF_E_FORMAT, "%s: the Markov head's first matrix: expected BF16 or F32", source_path(s));
     AFF_TRY(matrix(s, "mtp_markov_w2", "markov_head.markov_w2.weight", V, MR, false, &n->markov_w2, err));
     return matrix(s, "mtp_confidence", "confidence_head.proj.weight", 1, H + MR, true, &n->confidence, err);
 }

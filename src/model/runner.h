@@ -36,6 +36,7 @@ struct aff_runner {
     aff_trace_fn trace;
     void *trace_ctx;
     int64_t trace_pos; /* position of row 0 */
+    const aff_seq *streams; /* the sequence whose last rows X holds after aff__forward; NULL when X holds something else */
 };
 
 /* How a block's queries see keys. */

@@ -5,6 +5,7 @@
 #include "state/seq_internal.h"
 #include "base/mem.h"
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 static int pow2_at_least(int n)
@@ -34,7 +35,7 @@ static float *take(carve *c, int64_t rows, int64_t width)
     return p;
 }
 
-static void carve_layer(carve *c, aff_layer_state *s, const aff_config *cf, int ratio, int64_t capacity)
+static void carve_rings(carve *c, aff_layer_state *s, const aff_config *cf, int ratio)
 {
     s->raw_size = cf->window + AFF_MAX_CHUNK;
     s->raw = take(c, s->raw_size, cf->head_dim);
@@ -43,17 +44,25 @@ static void carve_layer(carve *c, aff_layer_state *s, const aff_config *cf, int 
     s->hist_size = pow2_at_least(coff * ratio + AFF_MAX_ROLLBACK);
     s->hist_c = take(c, s->hist_size, (int64_t)coff * cf->head_dim);
     s->hist_z = take(c, s->hist_size, (int64_t)coff * cf->head_dim);
-    s->comp = take(c, capacity / ratio + 1, cf->head_dim);
     if (ratio != 4) return;
     s->ihist_c = take(c, s->hist_size, 2 * (int64_t)cf->index_dim);
     s->ihist_z = take(c, s->hist_size, 2 * (int64_t)cf->index_dim);
-    s->ikey = take(c, capacity / ratio + 1, cf->index_dim);
+}
+
+static void carve_growing(carve *c, aff_layer_state *s, const aff_config *cf, int ratio, int64_t capacity)
+{
+    if (!ratio) return;
+    s->comp = take(c, capacity / ratio + 1, cf->head_dim);
+    if (ratio == 4) s->ikey = take(c, capacity / ratio + 1, cf->index_dim);
 }
 
 static void carve_all(carve *c, aff_seq *s, const aff_config *cf)
 {
-    for (int l = 0; l < s->n_layers; l++) carve_layer(c, &s->layer[l], cf, cf->ratio[l], s->capacity);
-    for (int i = 0; i < s->n_stages; i++) carve_layer(c, &s->stage[i], cf, 0, s->capacity);
+    for (int l = 0; l < s->n_layers; l++) carve_rings(c, &s->layer[l], cf, cf->ratio[l]);
+    for (int i = 0; i < s->n_stages; i++) carve_rings(c, &s->stage[i], cf, 0);
+    s->rings_size = c->used;
+    for (int l = 0; l < s->n_layers; l++) carve_growing(c, &s->layer[l], cf, cf->ratio[l], s->capacity);
+    s->saved = take(c, (int64_t)(s->rings_size / sizeof(float)), 1);
 }
 
 aff_status aff__seq_create(aff_seq **out, const aff_net *net, int64_t positions, aff_error *err)
@@ -92,15 +101,33 @@ void aff__seq_free(aff_seq *s)
     free(s);
 }
 
-void aff__seq_reset(aff_seq *s) { s->pos = 0; }
+void aff__seq_reset(aff_seq *s) { s->pos = s->high = 0; }
+
+void aff__seq_begin(aff_seq *s, int n)
+{
+    s->has_saved = n > AFF_MAX_ROLLBACK;
+    s->saved_pos = s->pos;
+    s->saved_high = s->high;
+    if (s->has_saved) memcpy(s->saved, s->region, (size_t)s->rings_size);
+    if (s->high < s->pos + n) s->high = s->pos + n;
+}
+
+void aff__seq_undo(aff_seq *s)
+{
+    s->pos = s->saved_pos;
+    if (!s->has_saved) return; /* what was written stays in the rings, and `high` says so */
+    memcpy(s->region, s->saved, (size_t)s->rings_size);
+    s->high = s->saved_high;
+}
+
 int64_t aff__seq_pos(const aff_seq *s) { return s->pos; }
 int64_t aff__seq_capacity(const aff_seq *s) { return s->capacity; }
 
 aff_status aff__seq_rollback(aff_seq *s, int64_t keep, aff_error *err)
 {
-    if (keep < 0 || keep > s->pos || s->pos - keep > AFF_MAX_ROLLBACK)
+    if (keep < 0 || keep > s->pos || s->high - keep > AFF_MAX_ROLLBACK)
         return aff__fail(err, AFF_E_LIMIT, "rollback from %lld to %lld positions: expected %lld to %lld", (long long)s->pos, (long long)keep,
-                         (long long)(s->pos > AFF_MAX_ROLLBACK ? s->pos - AFF_MAX_ROLLBACK : 0), (long long)s->pos);
+                         (long long)(s->high > AFF_MAX_ROLLBACK ? s->high - AFF_MAX_ROLLBACK : 0), (long long)s->pos);
     s->pos = keep;
     return AFF_OK;
 }

@@ -18,6 +18,6 @@ void aff__seq_free(aff_seq *s);
 void aff__seq_reset(aff_seq *s); /* empty, as new */
 int64_t aff__seq_pos(const aff_seq *s); /* committed positions: the next row runs at this position */
 int64_t aff__seq_capacity(const aff_seq *s);
-/* Back to `keep` positions; at most AFF_MAX_ROLLBACK fewer than now. */
+/* Back to `keep` positions: at most AFF_MAX_ROLLBACK fewer than the most there ever were since the reset. */
 aff_status aff__seq_rollback(aff_seq *s, int64_t keep, aff_error *err);
 #endif

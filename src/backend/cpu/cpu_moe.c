@@ -69,7 +69,7 @@ void aff__cpu_swiglu(aff_backend *b, float *a, const float *bb, float limit, int
     for (int64_t i = 0; i < n; i++) {
         float g = a[i], u = bb[i];
         if (limit > 0) {
-            g = g < limit ? g : limit; /* above only */
+            g = g > limit ? limit : g; /* above only; a NaN stays one */
             u = u < -limit ? -limit : u > limit ? limit : u;
         }
         a[i] = g * aff__sigmoid(g) * u;
