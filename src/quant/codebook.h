@@ -31,8 +31,11 @@ typedef struct aff_cb_grid {
     float lo, per_step;
     float first; /* queries are inside from this cell coordinate on: 0, or just above -1 where truncation is copied */
     const float (*cb)[4]; /* [AFF_CB_ENTRIES], not owned */
-    uint32_t *start;      /* [cells^4 + 1] into items */
-    uint16_t *items;
+    struct {
+        uint32_t at, n;
+    } *lists;        /* [cells^4] into items */
+    uint16_t *items; /* [total] */
+    uint32_t total;
 } aff_cb_grid;
 
 typedef enum aff_cb_grid_kind {

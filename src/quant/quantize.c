@@ -57,6 +57,14 @@ static void __attribute__((format(printf, 2, 3))) warn(const job *j, const char 
 
 static double seconds_since(uint64_t ns) { return (double)(aff__now_ns() - ns) * 1e-9; }
 
+/* "1.23 GiB", or MiB below one. */
+static const char *size_text(char buf[32], uint64_t bytes)
+{
+    bool giga = bytes >= 1ull << 30;
+    snprintf(buf, 32, "%.2f %s", (double)bytes * (giga ? 0x1p-30 : 0x1p-20), giga ? "GiB" : "MiB");
+    return buf;
+}
+
 static void add_done(job *j, uint64_t bytes)
 {
     pthread_mutex_lock(&j->lock);
@@ -300,7 +308,7 @@ static aff_status get_codebook(job *j, aff_error *err)
     AFF_TRY(aff__cb_index_create(&j->index, j->codebook, j->o->compat ? AFF_CB_GRID_COMPAT : AFF_CB_GRID_EXACT, j->pool, err));
     const aff_cb_grid *g = j->index->grid;
     uint64_t cells = (uint64_t)g->cells * (uint64_t)g->cells * (uint64_t)g->cells * (uint64_t)g->cells;
-    say(j, "codebook: index of %" PRIu64 " cells, %u entries in %.1f s", 2 * cells, g[0].start[cells] + g[1].start[cells],
+    say(j, "codebook: index of %" PRIu64 " cells, %u entries in %.1f s", 2 * cells, g[0].total + g[1].total,
         seconds_since(start));
     return AFF_OK;
 }
@@ -488,14 +496,16 @@ static aff_status run(job *j, aff_error *err)
     AFF_TRY(add_provenance(j, err));
     AFF_TRY(aff__cwriter_begin(j->w, err));
     uint64_t size = aff__cwriter_file_size(j->w);
-    say(j, "container: %.2f GiB, %" PRIu64 " dense tensors, %" PRId64 " experts", (double)size * 0x1p-30,
+    char text[32];
+    say(j, "container: %s, %" PRIu64 " dense tensors, %" PRId64 " experts", size_text(text, size),
         j->plan.n_dense + j->has_codebook, j->plan.layers * j->plan.experts);
+    add_done(j, 0); /* the rate counts from here, not from the fit */
     AFF_TRY(write_dense(j, err));
     AFF_TRY(write_experts(j, err));
     aff_cwriter *w = j->w;
     j->w = NULL; /* finish frees it in every case */
     AFF_TRY(aff__cwriter_finish(w, err));
-    say(j, "%s: %.2f GiB in %.1f s", j->o->out, (double)size * 0x1p-30, seconds_since(start));
+    say(j, "%s: %s in %.1f s", j->o->out, size_text(text, size), seconds_since(start));
     return AFF_OK;
 }
 

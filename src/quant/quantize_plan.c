@@ -352,7 +352,7 @@ static void count_stages(aff_qplan *p)
     p->has_dspark = aff__ckpt_find(p->ckpt, "mtp.0.main_proj.weight") != NULL;
 }
 
-static aff_status choose_layers(aff_qplan *p, const aff_quantize_options *o, aff_error *err)
+static aff_status check_draft(const aff_qplan *p, const aff_quantize_options *o, aff_error *err)
 {
     if (o->dspark && aff__ckpt_find(p->ckpt, "mtp.0.e_proj.weight"))
         return aff__fail(err, AFF_E_UNSUPPORTED,
@@ -362,6 +362,11 @@ static aff_status choose_layers(aff_qplan *p, const aff_quantize_options *o, aff
     if (o->dspark && (!p->stages || !p->has_dspark))
         return aff__fail(err, AFF_E_FORMAT, "%s: has no DSpark draft: tensor 'mtp.0.%s.weight' is missing", o->src,
                          p->stages ? "main_proj" : "attn.wkv");
+    return AFF_OK;
+}
+
+static aff_status choose_layers(aff_qplan *p, const aff_quantize_options *o, aff_error *err)
+{
     if (o->layers > p->layers_in_config)
         return aff__fail(err, AFF_E_INVALID, "--layers %lld: the model has %lld layers", (long long)o->layers, (long long)p->layers_in_config);
     p->layers = (uint32_t)(o->dspark ? p->stages : o->layers ? o->layers : p->layers_in_config);
@@ -406,9 +411,10 @@ static aff_status check_leftovers(aff_qplan *p, const aff_quantize_options *o, a
 aff_status aff__qplan_make(aff_qplan *p, const aff_quantize_options *o, aff_error *err)
 {
     *p = (aff_qplan){0};
-    AFF_TRY(read_config(p, o, err));
     AFF_TRY(aff__ckpt_open(&p->ckpt, o->src, err));
     count_stages(p);
+    AFF_TRY(check_draft(p, o, err));
+    AFF_TRY(read_config(p, o, err));
     AFF_TRY(choose_layers(p, o, err));
     AFF_TRY(check_expert_width(p, o->mxfp4, err));
     uint64_t tensors = (uint64_t)p->layers * (uint64_t)p->experts * 6;

@@ -1,10 +1,9 @@
 /* numbers: every code of the small formats against their definition, rounding against a search over all codes, and the
  * activation quantisers against results of the model's own code. */
 #include "support/test.h"
-#include "base/file.h"
+#include "support/golden.h"
 #include "base/rng.h"
 #include "quant/numbers.h"
-#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -139,62 +138,32 @@ static void pow2_scale(void **state)
     }
 }
 
-/* ---- golden operator results ---- */
-
-typedef struct golden {
-    char *file;
-    size_t size, base;
-    json_t *header;
-} golden;
-
-static float *golden_array(const golden *g, const char *name, size_t count)
+static float *golden_copy(const aff_ckpt *g, const char *name, size_t count)
 {
-    const json_t *t = json_object_get(g->header, name), *off = json_object_get(t, "data_offsets");
-    assert_string_equal(json_string_value(json_object_get(t, "dtype")), "F32");
-    size_t from = (size_t)json_integer_value(json_array_get(off, 0)),
-           to = (size_t)json_integer_value(json_array_get(off, 1));
-    assert_int_equal(to - from, count * 4);
-    assert_true(g->base + to <= g->size);
-    float *x = malloc(count * 4);
-    assert_non_null(x);
-    memcpy(x, g->file + g->base + from, count * 4);
-    return x;
-}
-
-static void golden_open(golden *g)
-{
-    aff_error err = {0};
-    if (aff__read_file(AFF_TESTS_DIR "/golden/v4-sim/golden.safetensors", 1 << 24, &g->file, &g->size, &err) != AFF_OK)
-        fail_msg("%s", err.msg);
-    uint64_t n;
-    memcpy(&n, g->file, 8);
-    g->base = 8 + (size_t)n;
-    g->header = json_loadb(g->file + 8, (size_t)n, 0, NULL);
-    assert_non_null(g->header);
-}
-
-static void golden_close(golden *g)
-{
-    json_decref(g->header);
-    free(g->file);
+    size_t n;
+    const float *x = golden_f32(g, name, &n);
+    assert_int_equal(n, count);
+    float *copy = malloc(n * sizeof *copy);
+    assert_non_null(copy);
+    memcpy(copy, x, n * sizeof *copy);
+    return copy;
 }
 
 static void quantisers_match_the_reference(void **state)
 {
     (void)state;
-    golden g;
-    golden_open(&g);
-    float *in = golden_array(&g, "ops.a8_64_in", 16 * 448), *out = golden_array(&g, "ops.a8_64_out", 16 * 448);
+    aff_ckpt *g = golden_open("v4-sim/golden.safetensors");
+    float *in = golden_copy(g, "ops.a8_64_in", 16 * 448), *out = golden_copy(g, "ops.a8_64_out", 16 * 448);
     for (int r = 0; r < 16; r++) aff__a8(in + r * 448, 448, 64);
     assert_memory_equal(in, out, 16 * 448 * 4);
     free(in), free(out);
 
-    in = golden_array(&g, "ops.a4_in", 16 * 128), out = golden_array(&g, "ops.a4_out", 16 * 128);
+    in = golden_copy(g, "ops.a4_in", 16 * 128), out = golden_copy(g, "ops.a4_out", 16 * 128);
     for (int r = 0; r < 16; r++) aff__a4(in + r * 128, 128);
     assert_memory_equal(in, out, 16 * 128 * 4);
     free(in), free(out);
 
-    in = golden_array(&g, "ops.had_in", 16 * 128), out = golden_array(&g, "ops.had_out", 16 * 128);
+    in = golden_copy(g, "ops.had_in", 16 * 128), out = golden_copy(g, "ops.had_out", 16 * 128);
     int64_t worst = 0;
     for (int r = 0; r < 16; r++) aff__hadamard(in + r * 128, 128);
     for (int i = 0; i < 16 * 128; i++) {
@@ -204,7 +173,7 @@ static void quantisers_match_the_reference(void **state)
     print_message("hadamard: worst difference %lld ulp\n", (long long)worst);
     assert_true(worst <= 1);
     free(in), free(out);
-    golden_close(&g);
+    aff__ckpt_close(g);
 }
 
 static void hadamard_is_its_own_inverse(void **state)
