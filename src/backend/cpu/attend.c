@@ -18,7 +18,7 @@ void aff__cpu_index_scores(const float *iq, const float *w, int heads, int D, co
 /* One head over one cut of keys, merged into (M, Z, V). */
 static void attend_cut(const float *q, int D, const float *const *key, int n, float scale, float *M, float *Z, float *V)
 {
-    float p[AFF__KEY_CUT];
+    float p[AFF__KEY_CUT] = {0};
     for (int j = 0; j < n; j++) p[j] = aff__dot_scalar(q, key[j], D) * scale;
     float m = p[0], z = 0.0f;
     for (int j = 1; j < n; j++) m = p[j] > m ? p[j] : m;
