@@ -47,8 +47,8 @@ typedef struct aff_request {
     int64_t n_predict;     /* >= 0 */
     aff_sampling sampling;
     bool ignore_eos;
-    const int32_t
-        *forced; /* [n_forced] chosen in turn, cyclically, instead of the model's tokens; EOS does not stop then */
+    /* [n_forced] chosen in turn, cyclically, instead of the model's tokens; the end of sequence does not stop then. */
+    const int32_t *forced;
     int64_t n_forced;
 } aff_request;
 

@@ -70,43 +70,56 @@ aff_status aff__argmax(const float *logits, int vocab, int32_t *id, aff_error *e
     return AFF_OK;
 }
 
-/* floor(exp(x) * 2^44 + 1/2) for x <= 0: Cody-Waite reduction x = k ln 2 + r, |r| <= 0.35, then the Taylor polynomial
- * of degree 13 (remainder below 5e-18). Only + and * of doubles: the same bits on every machine, unlike libm's exp. */
-static uint64_t weight_of(double x)
+/* exp(x) * 2^44 rounded to an integer (ties to even), for x <= 0. Cody-Waite reduction x = k ln 2 + r, |r| <= 0.35,
+ * then the Taylor polynomial of degree 13 (remainder below 5e-18). Only + and * of doubles: the same bits on every
+ * machine, unlike libm's exp. Adding 1.5 * 2^52 or 2^52 to a double rounds it and leaves the integer in its low bits;
+ * no branches and no conversions, so that the compiler can do several at once. */
+static inline uint64_t weight_of(double x)
 {
-    if (!(x > -32)) return 0; /* exp(-32) * 2^44 = 0.22 */
     const double to_int = 0x1.8p52, log2e = 0x1.71547652b82fep0, ln2_hi = 0x1.62e42feep-1,
                  ln2_lo = 0x1.a39ef35793c76p-33;
     static const double inv_factorial[] = {
         1.0,        1.0,         1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,       1.0 / 720,
         1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0};
-    double k = (x * log2e + to_int) - to_int; /* to the nearest integer, -47 .. 0 */
+    x = x > -32 ? x : -32; /* exp(-32) * 2^44 = 0.22: nothing */
+    double shifted = x * log2e + to_int, k = shifted - to_int;
     double r = (x - k * ln2_hi) - k * ln2_lo; /* ln2_hi has 31 bits: the first product is exact */
     double e = inv_factorial[13];
     for (int i = 12; i >= 0; i--) e = e * r + inv_factorial[i];
-    uint64_t bits = (uint64_t)(1023 + WEIGHT_BITS + (int)k) << 52; /* 2^(44+k) */
-    double scale;
+    uint64_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits + 1023 + WEIGHT_BITS) << 52; /* 2^(44 + k): the shift drops all but the low bits, k */
+    double scale, w;
     memcpy(&scale, &bits, sizeof scale);
-    return (uint64_t)(e * scale + 0.5);
+    w = e * scale + 0x1p52;
+    memcpy(&bits, &w, sizeof bits);
+    return bits & ((1ull << 52) - 1);
 }
 
-/* The largest threshold t >= 1 such that the entries of w[0..n) that are >= t number (by_mass: weigh) at least `need`;
- * 1 if all of them together do not. A radix search from the top digit; `work` has room for n entries. */
+static void weights(const float *logits, double m, double temperature, uint64_t *w, int n)
+{
+    for (int v = 0; v < n; v++) w[v] = weight_of(((double)logits[v] - m) / temperature);
+}
+
+/* The largest threshold t >= lowest such that the entries of w[0..n) that are >= t number (by_mass: weigh) at least
+ * `need`; `lowest` >= 1 if all of them together do not. A radix search from the top digit; `work` has room for n
+ * entries. */
 static uint64_t threshold(const uint64_t *w, int n, uint64_t lowest, bool by_mass, uint64_t need, uint64_t *work)
 {
+    const uint64_t mask = (1 << DIGIT_BITS) - 1, *live = w; /* what is not decided yet */
     uint64_t above = 0, prefix = 0;
-    int live = 0;
-    for (int i = 0; i < n; i++)
-        if (w[i] >= lowest) work[live++] = w[i];
     for (int d = DIGITS - 1; d >= 0; d--) {
-        uint64_t sum[1 << DIGIT_BITS] = {0};
-        int shift = d * DIGIT_BITS, digit = (1 << DIGIT_BITS) - 1, kept = 0;
-        for (int i = 0; i < live; i++) sum[work[i] >> shift & digit] += by_mass ? work[i] : 1;
+        uint64_t sum[1 << DIGIT_BITS] = {0}, digit = mask;
+        int shift = d * DIGIT_BITS, kept = 0;
+        for (int i = 0; i < n; i++) sum[live[i] >> shift & mask] += live[i] < lowest ? 0 : by_mass ? live[i] : 1;
         while (digit > 0 && above + sum[digit] < need) above += sum[digit--];
-        for (int i = 0; i < live; i++)
-            if ((int)(work[i] >> shift & ((1 << DIGIT_BITS) - 1)) == digit) work[kept++] = work[i];
-        live = kept;
-        prefix |= (uint64_t)digit << shift;
+        for (int i = 0; i < n; i++) {
+            work[kept] = live[i];
+            kept += live[i] >= lowest && (live[i] >> shift & mask) == digit;
+        }
+        live = work;
+        n = kept;
+        prefix |= digit << shift;
     }
     return prefix > lowest ? prefix : lowest;
 }
@@ -127,8 +140,7 @@ aff_status aff__sampler_filter(aff_sampler *s, const float *logits, const aff_sa
         return aff__fail(err, AFF_E_INVALID, "sampling: temperature: a distribution needs more than 0, got %g",
                          p->temperature);
     AFF_TRY(aff__argmax(logits, s->vocab, &mode, err));
-    double m = (double)logits[mode];
-    for (int v = 0; v < s->vocab; v++) s->weight[v] = weight_of(((double)logits[v] - m) / p->temperature);
+    weights(logits, (double)logits[mode], p->temperature, s->weight, s->vocab);
 
     uint64_t keep = 1;
     if (p->top_k > 0 && p->top_k < s->vocab)

@@ -3,16 +3,20 @@
  * The token at position p is a pure function of the bits of the logits that predict it, the parameters, and one uniform
  * keyed on (seed, choice, p). There is no state: speculation, batching or a restored session cannot shift the draws.
  *
- * Definition. m = max of the logits l(v); temperature T.
- *   T <= 0      the lowest id with l(v) = m.
- *   otherwise   w(v) = floor(exp((l(v) - m) / T) * 2^44 + 1/2), an integer: the softmax up to its common factor. exp is
- * a fixed sequence of double operations (sampler.c); what is below 2^-45 of the mode is 0 and never drawn. top-k 0 < k
- * < vocab: keep w(v) >= the k-th largest weight. top-p       < 1: of the mass that top-k left, keep the heaviest tokens
- * until they hold at least p of it; the token that crosses is kept. (So 0 keeps the mode.) min-p       > 0: keep w(v)
- * >= min_p * w(mode); being relative to the mode, its place among the filters is free. draw        W = sum of the kept
- * weights, in any order (integers are exact); r = floor(u * W / 2^53) with the 53-bit uniform u; the token is the
- * first, in ascending id, at which the running sum of kept weights exceeds r. Every filter is a threshold on the
- * weight, so tied tokens stay or go together. Since r < W always, no draw can run past the last kept token. */
+ * Definition, with m the largest logit l(v) and T the temperature:
+ *
+ *   T <= 0   the lowest id with l(v) = m. Otherwise:
+ *   weights  w(v) = exp((l(v) - m) / T) * 2^44 rounded to an integer: the softmax up to its common factor. exp is a
+ *            fixed sequence of double operations; what is below 2^-45 of the mode is 0 and never drawn.
+ *   top-k    0 < k < vocab: keep w(v) >= the k-th largest weight.
+ *   top-p    p < 1: of the mass that top-k left, keep the heaviest tokens until they hold at least p of it; the
+ *            token that crosses is kept (so p = 0 keeps the mode).
+ *   min-p    > 0: keep w(v) >= min_p * w(mode). Relative to the mode, so its place among the filters is free.
+ *   draw     W = sum of the kept weights, in any order (integers are exact); r = floor(u * W / 2^53) with the 53-bit
+ *            uniform u; the token is the first, in ascending id, at which the sum of kept weights exceeds r.
+ *
+ * Every filter is a threshold on the weight, so tied tokens stay or go together. Since r < W always, no draw can run
+ * past the last kept token. */
 #ifndef AFF_ENGINE_SAMPLER_H
 #define AFF_ENGINE_SAMPLER_H
 #include "base/rng.h"

@@ -1,6 +1,7 @@
 /* The public API as a program outside sees it: affinity.h and the shared library, on a small random checkpoint. */
 #include "support/test.h"
 #include <affinity.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -92,6 +93,46 @@ static void steps_and_reuse_change_nothing(void **state)
     assert_memory_not_equal(first[0], first[2], sizeof first[0]);
     aff_session_free(a);
     aff_session_free(b);
+}
+
+typedef struct job {
+    aff_session *s;
+    aff_sampling sp;
+    int32_t ids[ANSWER];
+    float logits[VOCAB];
+} job;
+
+static void *run_job(void *ctx)
+{
+    job *j = ctx;
+    answer(j->s, 50, &j->sp, j->ids, j->logits);
+    return NULL;
+}
+
+/* Sessions of one model in threads of their own do not disturb each other. */
+static void threads_share_a_model(void **state)
+{
+    enum { THREADS = 3 };
+    static job together[THREADS], alone[THREADS];
+    pthread_t t[THREADS];
+    for (int i = 0; i < THREADS; i++) {
+        aff_sampling_init(&alone[i].sp);
+        alone[i].sp.temperature = 1;
+        alone[i].sp.seed = (uint64_t)i;
+        together[i].sp = alone[i].sp;
+        alone[i].s = session();
+        together[i].s = session();
+        run_job(&alone[i]);
+    }
+    for (int i = 0; i < THREADS; i++) assert_int_equal(pthread_create(&t[i], NULL, run_job, &together[i]), 0);
+    for (int i = 0; i < THREADS; i++) {
+        assert_int_equal(pthread_join(t[i], NULL), 0);
+        assert_memory_equal(together[i].ids, alone[i].ids, sizeof alone[i].ids);
+        assert_memory_equal(together[i].logits, alone[i].logits, sizeof alone[i].logits);
+        aff_session_free(together[i].s);
+        aff_session_free(alone[i].s);
+    }
+    assert_memory_not_equal(alone[0].ids, alone[1].ids, sizeof alone[0].ids);
 }
 
 static void options_are_in_force(void **state)
@@ -278,7 +319,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(model_says_what_it_is), cmocka_unit_test(steps_and_reuse_change_nothing),
         cmocka_unit_test(options_are_in_force),  cmocka_unit_test(mistakes_are_errors),
-        cmocka_unit_test(text_goes_in_and_out),
+        cmocka_unit_test(threads_share_a_model), cmocka_unit_test(text_goes_in_and_out),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
 }

@@ -3,6 +3,7 @@
  * forward.h that the loop calls are defined here and take the place of the library's. */
 #include "support/test.h"
 #include "engine/engine.h"
+#include "base/mem.h"
 #include "base/rng.h"
 #include <math.h>
 #include <stdlib.h>
@@ -371,6 +372,30 @@ static void a_failed_pass_is_reported(void **state)
     aff__engine_free(e);
 }
 
+static void out_of_memory_is_an_error(void **state)
+{
+    aff_error err = {0};
+    aff_engine *e;
+    unsigned n = 1;
+    for (;; n++) {
+        aff__alloc_fail_after(n);
+        aff_status s = aff__engine_create(&e, &fake_net, &(aff_engine_options){0}, &err);
+        aff__alloc_fail_after(0);
+        if (s == AFF_OK) break;
+        assert_int_equal(s, AFF_E_NOMEM);
+        assert_null(e);
+    }
+    assert_in_range(n, 5, 20); /* engine, sampler and its two arrays, logits: each was refused once */
+    aff_outcome out;
+    static record rec;
+    aff_request r = request(2);
+    aff__alloc_fail_after(1); /* the buffer of a listener to every row */
+    assert_int_equal(aff__engine_run(e, &r, &(aff_events){.ctx = &rec, .logits = on_logits}, &out, &err), AFF_E_NOMEM);
+    aff__alloc_fail_after(0);
+    assert_int_equal(aff__engine_pos(e), 0);
+    aff__engine_free(e);
+}
+
 /* feed + choose, as the public session does it, give the loop's tokens. */
 static void stepping_equals_the_loop(void **state)
 {
@@ -402,6 +427,7 @@ int main(void)
         cmocka_unit_test_setup(prefill_can_be_stopped, reset_fake),
         cmocka_unit_test_setup(bad_requests_change_nothing, reset_fake),
         cmocka_unit_test_setup(a_failed_pass_is_reported, reset_fake),
+        cmocka_unit_test_setup(out_of_memory_is_an_error, reset_fake),
         cmocka_unit_test_setup(stepping_equals_the_loop, reset_fake),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

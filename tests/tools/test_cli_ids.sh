@@ -117,7 +117,10 @@ runs --tokens "@$tmp/mixed" --dump-tokens
 same "--dump-tokens" "$ids" "$(cat "$tmp/out")"
 runs "${m[@]}" --tokens "$ids" -n 0
 grep -q "^prefill $n tok" "$tmp/err" || fail "-n 0: $(cat "$tmp/err")"
-runs "${m[@]}" --tokens 1,2,3 -n 2 --cpu-path scalar
+for path in scalar avx2; do
+    runs "${m[@]}" --tokens "$ids" --logits-out "$tmp/f" --cpu-path $path
+    same_file "--cpu-path $path" "$tmp/ref" "$tmp/f"
+done
 
 # Interrupted: it ends after the token at hand, with its closing line; no logits file appears.
 for out in "" "--logits-out $tmp/interrupted"; do
