@@ -31,6 +31,14 @@ done
 runs "${m[@]}" --tokens "$ids" --logits-out "$tmp/f" --numerics fast
 same_file "--numerics fast is the default" "$tmp/ref" "$tmp/f"
 
+# A container that keeps the checkpoint's weights is the same model.
+"$bin/aff-quantize" --src "$model" --out "$tmp/model.aff" --experts mxfp4 >"$tmp/out" 2>&1 || fail "aff-quantize: $(tail -n 1 "$tmp/out")"
+for mode in math fast; do
+    runs "${m[@]}" --tokens "$ids" --logits-out "$tmp/want" --numerics $mode
+    runs -m "$tmp/model.aff" --tokens "$ids" --logits-out "$tmp/f" --numerics $mode
+    same_file "container, --numerics $mode" "$tmp/want" "$tmp/f"
+done
+
 # The text form: K per position, the largest first, the values of the file.
 runs "${m[@]}" --tokens "$ids" --dump-logits 5
 same "lines of --dump-logits" $((n * 6)) "$(wc -l <"$tmp/out")"
