@@ -49,14 +49,19 @@ AFF__INLINE void mm_load_tail(aff_dtype d, const e4m3_decoder *dec, const uint8_
 
 AFF__INLINE int mm_clip16(int n) { return n < 0 ? 0 : n > 16 ? 16 : n; }
 
-/* part[r][t] continues its chains over columns k0..k1 (k1 - k0 <= cut). */
+/* part[r][t] continues its chains over columns k0..k1. The bytes `ahead` of those in use (if not 0) are asked for: rows are about
+ * a page long, and hardware prefetch starts anew on each. */
 AFF__INLINE void mm_chain(aff_dtype d, const e4m3_decoder *dec, int R, int N, const mm_row *row, const float *const *x,
-                          int k0, int k1, v16 part[][MM_COLS])
+                          int k0, int k1, int64_t ahead, v16 part[][MM_COLS])
 {
     int k = k0;
     v16 a[MM_ROWS], b[MM_ROWS];
     for (; k + 32 <= k1; k += 32) {
-        for (int r = 0; r < R; r++) mm_load32(d, dec, row[r].data, k, &a[r], &b[r]);
+        for (int r = 0; r < R; r++) {
+            const char *p = (const char *)row[r].data + (int64_t)k * mm_size(d);
+            for (int i = 0; i < 32 * mm_size(d) && ahead; i += 64) _mm_prefetch(p + ahead + i, _MM_HINT_T0);
+            mm_load32(d, dec, row[r].data, k, &a[r], &b[r]);
+        }
         for (int t = 0; t < N; t++) {
             v16 xa = v16_load(x[t] + k), xb = v16_load(x[t] + k + 16);
             for (int r = 0; r < R; r++) part[r][t] = v16_fma(b[r], xb, v16_fma(a[r], xa, part[r][t]));
@@ -78,16 +83,17 @@ AFF__INLINE void mm_tile(const aff_weight *w, aff_dtype d, const e4m3_decoder *d
 {
     mm_row row[MM_ROWS];
     v16 acc[MM_ROWS][MM_COLS], part[MM_ROWS][MM_COLS];
+    int64_t ahead = r0 + 2 * R <= w->rows ? (int64_t)R * w->cols * mm_size(d) : 0;
     for (int r = 0; r < R; r++) {
         row[r] = mm_row_at(w, d, r0 + r);
         for (int t = 0; t < N; t++) acc[r][t] = v16_zero();
     }
-    if (!mm_scaled(d)) mm_chain(d, dec, R, N, row, x, 0, w->cols, acc);
+    if (!mm_scaled(d)) mm_chain(d, dec, R, N, row, x, 0, w->cols, ahead, acc);
     else
         for (int k = 0; k < w->cols; k += mm_cut(d)) {
             for (int r = 0; r < R; r++)
                 for (int t = 0; t < N; t++) part[r][t] = v16_zero();
-            mm_chain(d, dec, R, N, row, x, k, aff__min_int(w->cols, k + mm_cut(d)), part);
+            mm_chain(d, dec, R, N, row, x, k, aff__min_int(w->cols, k + mm_cut(d)), ahead, part);
             for (int r = 0; r < R; r++) {
                 v16 s = v16_set1(aff__e8m0_to_f32(row[r].scale[k / mm_cut(d)]));
                 for (int t = 0; t < N; t++) acc[r][t] = v16_fma(part[r][t], s, acc[r][t]);
@@ -107,7 +113,7 @@ AFF__INLINE void mm_cut_tile(aff_dtype d, int N, const mm_row *buf, const float 
         xk[t] = x[t0 + t] + k;
         for (int r = 0; r < MM_ROWS; r++) part[r][t] = mm_scaled(d) ? v16_zero() : lanes[r][t0 + t];
     }
-    mm_chain(AFF_F32, NULL, MM_ROWS, N, buf, xk, 0, n, part);
+    mm_chain(AFF_F32, NULL, MM_ROWS, N, buf, xk, 0, n, 0, part);
     for (int r = 0; r < MM_ROWS; r++)
         for (int t = 0; t < N; t++)
             lanes[r][t0 + t] = mm_scaled(d) ? v16_fma(part[r][t], v16_set1(scale[r]), lanes[r][t0 + t]) : part[r][t];
