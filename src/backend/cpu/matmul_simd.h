@@ -49,6 +49,12 @@ AFF__INLINE void mm_load_tail(aff_dtype d, const e4m3_decoder *dec, const uint8_
 
 AFF__INLINE int mm_clip16(int n) { return n < 0 ? 0 : n > 16 ? 16 : n; }
 
+/* Asks for 32 columns. */
+AFF__INLINE void mm_prefetch(aff_dtype d, const uint8_t *p)
+{
+    for (int i = 0; i < 32 * mm_size(d); i += 64) _mm_prefetch((const char *)p + i, _MM_HINT_T0);
+}
+
 /* part[r][t] continues its chains over columns k0..k1. The bytes `ahead` of those in use (if not 0) are asked for: rows are about
  * a page long, and hardware prefetch starts anew on each. */
 AFF__INLINE void mm_chain(aff_dtype d, const e4m3_decoder *dec, int R, int N, const mm_row *row, const float *const *x,
@@ -58,8 +64,7 @@ AFF__INLINE void mm_chain(aff_dtype d, const e4m3_decoder *dec, int R, int N, co
     v16 a[MM_ROWS], b[MM_ROWS];
     for (; k + 32 <= k1; k += 32) {
         for (int r = 0; r < R; r++) {
-            const char *p = (const char *)row[r].data + (int64_t)k * mm_size(d);
-            for (int i = 0; i < 32 * mm_size(d) && ahead; i += 64) _mm_prefetch(p + ahead + i, _MM_HINT_T0);
+            if (ahead) mm_prefetch(d, row[r].data + (int64_t)k * mm_size(d) + ahead);
             mm_load32(d, dec, row[r].data, k, &a[r], &b[r]);
         }
         for (int t = 0; t < N; t++) {
@@ -77,13 +82,19 @@ AFF__INLINE void mm_chain(aff_dtype d, const e4m3_decoder *dec, int R, int N, co
     }
 }
 
+/* Distance of the next R rows, 0 if there are none. */
+AFF__INLINE int64_t mm_ahead(const aff_weight *w, aff_dtype d, int R, int r0)
+{
+    return r0 + 2 * R <= w->rows ? (int64_t)R * w->cols * mm_size(d) : 0;
+}
+
 /* R weight rows by N activation rows, everything in registers. */
 AFF__INLINE void mm_tile(const aff_weight *w, aff_dtype d, const e4m3_decoder *dec, int R, int N, int r0,
                          const float *const *x, float *const *y, int at)
 {
     mm_row row[MM_ROWS];
     v16 acc[MM_ROWS][MM_COLS], part[MM_ROWS][MM_COLS];
-    int64_t ahead = r0 + 2 * R <= w->rows ? (int64_t)R * w->cols * mm_size(d) : 0;
+    int64_t ahead = mm_ahead(w, d, R, r0);
     for (int r = 0; r < R; r++) {
         row[r] = mm_row_at(w, d, r0 + r);
         for (int t = 0; t < N; t++) acc[r][t] = v16_zero();
@@ -126,6 +137,7 @@ AFF__INLINE void mm_many(const aff_weight *w, aff_dtype d, const e4m3_decoder *d
     _Alignas(64) float buf[MM_ROWS][MM_CUT];
     mm_row from[MM_ROWS], decoded[MM_ROWS];
     float scale[MM_ROWS] = {0};
+    int64_t ahead = mm_ahead(w, d, MM_ROWS, r0);
     for (int r = 0; r < MM_ROWS; r++) {
         from[r] = mm_row_at(w, d, r0 + r);
         for (int t = 0; t < n; t++) lanes[r][t] = v16_zero();
@@ -135,8 +147,10 @@ AFF__INLINE void mm_many(const aff_weight *w, aff_dtype d, const e4m3_decoder *d
         for (int r = 0; r < MM_ROWS; r++) {
             decoded[r].data = d == AFF_F32 ? from[r].data + (int64_t)k0 * 4 : (const uint8_t *)buf[r];
             if (mm_scaled(d)) scale[r] = aff__e8m0_to_f32(from[r].scale[k0 / mm_cut(d)]);
-            for (int k = k0; k < k1 && d != AFF_F32; k += 32) {
+            for (int k = k0; k < k1; k += 32) {
                 v16 a, b;
+                if (ahead) mm_prefetch(d, from[r].data + (int64_t)k * mm_size(d) + ahead);
+                if (d == AFF_F32) continue;
                 if (k + 32 <= k1) mm_load32(d, dec, from[r].data, k, &a, &b);
                 else mm_load_tail(d, dec, from[r].data, k, k1 - k, &a, &b);
                 v16_store(buf[r] + (k - k0), a), v16_store(buf[r] + (k - k0) + 16, b);
