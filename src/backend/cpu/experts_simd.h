@@ -127,6 +127,18 @@ AFF__INLINE __m256i ex_q2_product(const ex_q2 *g, const int8_t *q, int cols)
     return ex_sums(half);
 }
 
+/* Asks for eight rows from `at` on of a group of 64 columns and of the next group. */
+AFF__INLINE void ex_prefetch(const aff_expert_mat *m, int64_t at, int rows)
+{
+    for (int i = 0; i < 2; i++, at += rows) {
+        const char *c = (const char *)m->codes + at * 20;
+        _mm_prefetch(c, _MM_HINT_T0);
+        _mm_prefetch(c + 64, _MM_HINT_T0);
+        _mm_prefetch(c + 128, _MM_HINT_T0);
+        _mm_prefetch((const char *)m->fields + at * 3, _MM_HINT_T0);
+    }
+}
+
 /* At most EX_BLOCK rows: columns outside, so that codes and fields are read as they lie; the chains of all rows wait in acc. */
 enum { EX_BLOCK = 128 };
 
@@ -145,6 +157,7 @@ AFF__INLINE void ex_q2_block(const aff_expert_mat *m, const int16_t (*table)[102
                     int64_t p = (int64_t)((k0 + k) / 64) * rows + r0 + o * EX_ROWS + i;
                     ex_decode64(m->codes + p * 20, m->fields + p * 3, table, g.w[i] + k, g.factor[i] + k / 2);
                 }
+            if (k0 + 2 * EX_GROUP <= cols) ex_prefetch(m, (int64_t)(k0 / 64 + 2) * rows + r0 + o * EX_ROWS, rows);
             for (int t = 0; t < n; t++) {
                 __m256 sum = _mm256_cvtepi32_ps(ex_q2_product(&g, xq[t] + k0, width));
                 acc[o][t] = _mm256_fmadd_ps(sum, _mm256_set1_ps(xs[t][k0 / EX_GROUP]), acc[o][t]);

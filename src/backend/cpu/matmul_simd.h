@@ -49,14 +49,24 @@ AFF__INLINE void mm_load_tail(aff_dtype d, const e4m3_decoder *dec, const uint8_
 
 AFF__INLINE int mm_clip16(int n) { return n < 0 ? 0 : n > 16 ? 16 : n; }
 
-/* part[r][t] continues its chains over columns k0..k1 (k1 - k0 <= cut). */
+/* Asks for 32 columns. */
+AFF__INLINE void mm_prefetch(aff_dtype d, const uint8_t *p)
+{
+    for (int i = 0; i < 32 * mm_size(d); i += 64) _mm_prefetch((const char *)p + i, _MM_HINT_T0);
+}
+
+/* part[r][t] continues its chains over columns k0..k1. The bytes `ahead` of those in use (if not 0) are asked for: rows are about
+ * a page long, and hardware prefetch starts anew on each. */
 AFF__INLINE void mm_chain(aff_dtype d, const e4m3_decoder *dec, int R, int N, const mm_row *row, const float *const *x,
-                          int k0, int k1, v16 part[][MM_COLS])
+                          int k0, int k1, int64_t ahead, v16 part[][MM_COLS])
 {
     int k = k0;
     v16 a[MM_ROWS], b[MM_ROWS];
     for (; k + 32 <= k1; k += 32) {
-        for (int r = 0; r < R; r++) mm_load32(d, dec, row[r].data, k, &a[r], &b[r]);
+        for (int r = 0; r < R; r++) {
+            if (ahead) mm_prefetch(d, row[r].data + (int64_t)k * mm_size(d) + ahead);
+            mm_load32(d, dec, row[r].data, k, &a[r], &b[r]);
+        }
         for (int t = 0; t < N; t++) {
             v16 xa = v16_load(x[t] + k), xb = v16_load(x[t] + k + 16);
             for (int r = 0; r < R; r++) part[r][t] = v16_fma(b[r], xb, v16_fma(a[r], xa, part[r][t]));
@@ -72,22 +82,29 @@ AFF__INLINE void mm_chain(aff_dtype d, const e4m3_decoder *dec, int R, int N, co
     }
 }
 
+/* Distance of the next R rows, 0 if there are none. */
+AFF__INLINE int64_t mm_ahead(const aff_weight *w, aff_dtype d, int R, int r0)
+{
+    return r0 + 2 * R <= w->rows ? (int64_t)R * w->cols * mm_size(d) : 0;
+}
+
 /* R weight rows by N activation rows, everything in registers. */
 AFF__INLINE void mm_tile(const aff_weight *w, aff_dtype d, const e4m3_decoder *dec, int R, int N, int r0,
                          const float *const *x, float *const *y, int at)
 {
     mm_row row[MM_ROWS];
     v16 acc[MM_ROWS][MM_COLS], part[MM_ROWS][MM_COLS];
+    int64_t ahead = mm_ahead(w, d, R, r0);
     for (int r = 0; r < R; r++) {
         row[r] = mm_row_at(w, d, r0 + r);
         for (int t = 0; t < N; t++) acc[r][t] = v16_zero();
     }
-    if (!mm_scaled(d)) mm_chain(d, dec, R, N, row, x, 0, w->cols, acc);
+    if (!mm_scaled(d)) mm_chain(d, dec, R, N, row, x, 0, w->cols, ahead, acc);
     else
         for (int k = 0; k < w->cols; k += mm_cut(d)) {
             for (int r = 0; r < R; r++)
                 for (int t = 0; t < N; t++) part[r][t] = v16_zero();
-            mm_chain(d, dec, R, N, row, x, k, aff__min_int(w->cols, k + mm_cut(d)), part);
+            mm_chain(d, dec, R, N, row, x, k, aff__min_int(w->cols, k + mm_cut(d)), ahead, part);
             for (int r = 0; r < R; r++) {
                 v16 s = v16_set1(aff__e8m0_to_f32(row[r].scale[k / mm_cut(d)]));
                 for (int t = 0; t < N; t++) acc[r][t] = v16_fma(part[r][t], s, acc[r][t]);
@@ -107,7 +124,7 @@ AFF__INLINE void mm_cut_tile(aff_dtype d, int N, const mm_row *buf, const float 
         xk[t] = x[t0 + t] + k;
         for (int r = 0; r < MM_ROWS; r++) part[r][t] = mm_scaled(d) ? v16_zero() : lanes[r][t0 + t];
     }
-    mm_chain(AFF_F32, NULL, MM_ROWS, N, buf, xk, 0, n, part);
+    mm_chain(AFF_F32, NULL, MM_ROWS, N, buf, xk, 0, n, 0, part);
     for (int r = 0; r < MM_ROWS; r++)
         for (int t = 0; t < N; t++)
             lanes[r][t0 + t] = mm_scaled(d) ? v16_fma(part[r][t], v16_set1(scale[r]), lanes[r][t0 + t]) : part[r][t];
@@ -120,6 +137,7 @@ AFF__INLINE void mm_many(const aff_weight *w, aff_dtype d, const e4m3_decoder *d
     _Alignas(64) float buf[MM_ROWS][MM_CUT];
     mm_row from[MM_ROWS], decoded[MM_ROWS];
     float scale[MM_ROWS] = {0};
+    int64_t ahead = mm_ahead(w, d, MM_ROWS, r0);
     for (int r = 0; r < MM_ROWS; r++) {
         from[r] = mm_row_at(w, d, r0 + r);
         for (int t = 0; t < n; t++) lanes[r][t] = v16_zero();
@@ -129,8 +147,10 @@ AFF__INLINE void mm_many(const aff_weight *w, aff_dtype d, const e4m3_decoder *d
         for (int r = 0; r < MM_ROWS; r++) {
             decoded[r].data = d == AFF_F32 ? from[r].data + (int64_t)k0 * 4 : (const uint8_t *)buf[r];
             if (mm_scaled(d)) scale[r] = aff__e8m0_to_f32(from[r].scale[k0 / mm_cut(d)]);
-            for (int k = k0; k < k1 && d != AFF_F32; k += 32) {
+            for (int k = k0; k < k1; k += 32) {
                 v16 a, b;
+                if (ahead) mm_prefetch(d, from[r].data + (int64_t)k * mm_size(d) + ahead);
+                if (d == AFF_F32) continue;
                 if (k + 32 <= k1) mm_load32(d, dec, from[r].data, k, &a, &b);
                 else mm_load_tail(d, dec, from[r].data, k, k1 - k, &a, &b);
                 v16_store(buf[r] + (k - k0), a), v16_store(buf[r] + (k - k0) + 16, b);
