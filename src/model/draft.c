@@ -2,19 +2,19 @@
 #include "model/runner.h"
 #include <string.h>
 
-void aff__draft_seed(aff_runner *r, aff_seq *seq, int from)
+void aff__draft_seed(aff_runner *r, int from)
 {
     aff_backend *B = r->b;
     const aff_net *n = r->net;
     const aff_config *c = &n->cfg;
     const int T = r->n - from;
-    aff_rowset rs = {T, r->pos + from, r->first, r->state};
+    const aff_rowset rs = {T, r->pos + from, r->first + from, r->state + from};
     r->trace_pos = r->pos[from];
     B->matmul(B, &n->main_proj, r->tap + (int64_t)from * c->n_taps * c->hidden, T, r->x);
     B->rmsnorm(B, r->x, n->main_norm, c->rms_eps, T, c->hidden, r->x);
     aff__trace(r, "mx", 0, r->x, T, c->hidden);
     for (int s = 0; s < n->stages; s++) {
-        aff__set_state(r, &seq->stage[s]);
+        aff__use_stage(r, s);
         B->matmul(B, &n->stage[s].wkv, r->x, T, r->kv);
         B->kv_finish(B, r->kv, T, c->head_dim, n->stage[s].kv_norm, c->rms_eps, &n->rope, rs.pos);
         aff__trace(r, "seed", s, r->kv, T, c->head_dim);
@@ -22,45 +22,65 @@ void aff__draft_seed(aff_runner *r, aff_seq *seq, int from)
     }
 }
 
-/* d[0..B-1] one after another: the Markov head adds a bias that depends on the token before (spec 13.2). */
-static void markov_chain(aff_runner *r, int32_t prev, int32_t *ids, float *conf)
+/* The tokens of every block, one place after another: the Markov head adds a bias that depends on the token before (spec 13.2).
+ * Row i*B + b of r->u (h) and r->logits (base) belongs to place b of block i. */
+static void markov_chain(aff_runner *r, const aff_draft_request *d, int count)
 {
     aff_backend *B = r->b;
     const aff_net *n = r->net;
     const aff_config *c = &n->cfg;
-    const int V = c->vocab, H = c->hidden, MR = c->draft_rank;
-    float *e = r->markov, *he = e + (int64_t)c->draft_block * MR, *bias = he + (int64_t)c->draft_block * (H + MR);
-    B->stream_mean(B, r->u, c->draft_block, 1, H, he, H + MR); /* h[b] beside the row that e will join */
-    for (int b = 0; b < c->draft_block; b++) {
-        float *lg = r->logits + (int64_t)b * V;
-        B->embed(B, &n->markov_w1, &prev, 1, 1, e);
-        B->matmul(B, &n->markov_w2, e, 1, bias);
-        B->hc_post(B, bias, r->ones, r->ones, 1, 1, V, lg); /* lg = bias + lg */
-        B->argmax(B, lg, 1, V, &ids[b]);
-        B->stream_mean(B, e, 1, 1, MR, he + (int64_t)b * (H + MR) + H, MR);
-        prev = ids[b];
+    const int64_t V = c->vocab, H = c->hidden, MR = c->draft_rank, block = c->draft_block;
+    float *e = r->markov, *he = e + AFF_MAX_DRAFTS * MR, *bias = he + AFF_MAX_DRAFTS * block * (H + MR);
+    int32_t prev[AFF_MAX_DRAFTS];
+    B->stream_mean(B, r->u, r->n, 1, (int)H, he, H + MR); /* h beside the place that e will take */
+    for (int i = 0; i < count; i++) prev[i] = d[i].id0;
+    for (int b = 0; b < block; b++) {
+        B->embed(B, &n->markov_w1, prev, count, 1, e);
+        B->matmul(B, &n->markov_w2, e, count, bias);
+        for (int i = 0; i < count; i++) {
+            const int64_t row = i * block + b;
+            B->hc_post(B, bias + i * V, r->ones, r->ones, 1, 1, (int)V, r->logits + row * V); /* base + bias */
+            B->argmax(B, r->logits + row * V, 1, (int)V, &prev[i]);
+            B->stream_mean(B, e + i * MR, 1, 1, (int)MR, he + row * (H + MR) + H, MR);
+            d[i].ids[b] = prev[i];
+        }
     }
-    if (conf) B->matmul(B, &n->confidence, he, c->draft_block, conf);
+    for (int i = 0; i < count; i++)
+        if (d[i].conf) B->matmul(B, &n->confidence, he + i * block * (H + MR), (int)block, d[i].conf);
 }
 
-aff_status aff__draft_block(aff_runner *r, aff_seq *seq, int32_t id0, int32_t *ids, float *conf, float *logits, aff_trace_fn trace, void *trace_ctx,
-                            aff_error *err)
+static aff_status check_drafts(const aff_runner *r, const aff_draft_request *d, int count, aff_error *err)
+{
+    const aff_config *c = &r->net->cfg;
+    if (r->net->draft != AFF_DRAFT_DSPARK) return aff__fail(err, AFF_E_INVALID, "draft block: no DSpark draft is loaded");
+    if (count < 0 || count > AFF_MAX_DRAFTS || count * c->draft_block > AFF_MAX_CHUNK)
+        return aff__fail(err, AFF_E_INVALID, "draft block: %d sequences at once, expected at most %d", count, AFF_MAX_DRAFTS);
+    for (int i = 0; i < count; i++) {
+        if (d[i].seq->pos < 1) return aff__fail(err, AFF_E_INVALID, "draft block: the sequence is empty");
+        if (d[i].id0 < 0 || d[i].id0 >= c->vocab)
+            return aff__fail(err, AFF_E_INVALID, "draft block: id %d is outside the vocabulary 0..%d", (int)d[i].id0, c->vocab - 1);
+    }
+    return AFF_OK;
+}
+
+aff_status aff__draft_many(aff_runner *r, const aff_draft_request *d, int count, aff_trace_fn trace, void *trace_ctx, aff_error *err)
 {
     aff_backend *B = r->b;
     const aff_net *n = r->net;
     const aff_config *c = &n->cfg;
-    int32_t in[64]; /* draft_block is at most 64 */
-    if (n->draft != AFF_DRAFT_DSPARK) return aff__fail(err, AFF_E_INVALID, "draft block: no DSpark draft is loaded");
-    if (seq->pos < 1) return aff__fail(err, AFF_E_INVALID, "draft block: the sequence is empty");
-    if (id0 < 0 || id0 >= c->vocab) return aff__fail(err, AFF_E_INVALID, "draft block: id %d is outside the vocabulary 0..%d", (int)id0, c->vocab - 1);
-    r->trace = trace;
-    r->trace_ctx = trace_ctx;
+    AFF_TRY(check_drafts(r, d, count, err));
     r->streams = NULL;
-    for (int b = 0; b < c->draft_block; b++) in[b] = b ? c->draft_noise : id0;
-    aff__set_rows(r, in, c->draft_block, seq->pos);
-    B->embed(B, &n->embed, in, r->n, c->hc, r->X);
+    aff__rows_begin(r, trace, trace_ctx);
+    for (int i = 0; i < count; i++)
+        for (int b = 0; b < c->draft_block; b++) {
+            const int32_t id = b ? c->draft_noise : d[i].id0;
+            aff__rows_add(r, d[i].seq, &id, 1, d[i].seq->pos + b);
+            r->first[r->n - 1] = i * c->draft_block;
+        }
+    if (!count) return AFF_OK;
+    B->embed(B, &n->embed, r->ids, r->n, c->hc, r->X);
     for (int s = 0; s < n->stages; s++) {
-        aff__set_state(r, &seq->stage[s]);
+        aff__use_stage(r, s);
         AFF_TRY(aff__block(r, &n->stage[s], n->draft_experts, s, s, AFF_DRAFT, err));
     }
     B->hc_head(B, &n->draft_hc_head, r->X, r->n, c->hidden, r->u);
@@ -68,9 +88,17 @@ aff_status aff__draft_block(aff_runner *r, aff_seq *seq, int32_t id0, int32_t *i
     B->rmsnorm(B, r->u, n->draft_norm, c->rms_eps, r->n, c->hidden, r->x);
     B->matmul(B, &n->head, r->x, r->n, r->logits);
     aff__trace(r, "base", 0, r->logits, r->n, c->vocab);
-    markov_chain(r, id0, ids, conf);
-    if (logits) memcpy(logits, r->logits, (size_t)r->n * (size_t)c->vocab * sizeof *logits);
+    markov_chain(r, d, count);
+    const size_t row = (size_t)c->draft_block * (size_t)c->vocab;
+    for (int i = 0; i < count; i++)
+        if (d[i].logits) memcpy(d[i].logits, r->logits + (size_t)i * row, row * sizeof *r->logits);
     return AFF_OK;
+}
+
+aff_status aff__draft_block(aff_runner *r, aff_seq *seq, int32_t id0, int32_t *ids, float *conf, float *logits, aff_trace_fn trace, void *trace_ctx,
+                            aff_error *err)
+{
+    return aff__draft_many(r, &(aff_draft_request){seq, id0, ids, conf, logits}, 1, trace, trace_ctx, err);
 }
 
 aff_status aff__draft_mtp1(aff_runner *r, aff_seq *seq, const int32_t *next, int n, float *logits, aff_error *err)
@@ -93,8 +121,8 @@ aff_status aff__draft_mtp1(aff_runner *r, aff_seq *seq, const int32_t *next, int
     B->rmsnorm(B, r->u, net->enorm, c->rms_eps, n, H, r->u);
     B->matmul(B, &net->e_proj, r->u, n, r->f);
     B->hc_post(B, r->f, r->ones + (int64_t)AFF_MAX_CHUNK * N * N, r->ones, n, N, H, r->X);
-    r->ids = next;
-    aff__set_state(r, &seq->stage[0]);
+    memcpy(r->ids, next, (size_t)n * sizeof *next);
+    aff__use_stage(r, 0);
     AFF_TRY(aff__block(r, &net->stage[0], net->draft_experts, 0, 0, AFF_CAUSAL, err));
     B->hc_head(B, &net->draft_hc_head, r->X, n, H, r->u);
     B->rmsnorm(B, r->u, net->draft_norm, c->rms_eps, n, H, r->x);

@@ -42,13 +42,13 @@ static void key_lists(aff_runner *r, const aff_block *b, aff_reach reach)
     const int64_t W = c->window;
     for (int t = 0; t < r->n; t++) {
         const aff_layer_state *s = r->state[t];
-        const int64_t end = reach == AFF_DRAFT ? r->pos[0] : r->pos[t] + 1; /* one past the last ring row */
+        const int64_t end = reach == AFF_DRAFT ? r->pos[r->first[t]] : r->pos[t] + 1; /* one past the last ring row */
         const int64_t lo = end > W ? end - W : 0;
         aff_keyset *k = &r->keys[t];
         *k = (aff_keyset){.raw = s->raw, .raw_size = s->raw_size, .lo = lo, .n_raw = (int)(end - lo)};
         if (reach == AFF_DRAFT) {
-            k->extra = r->kv;
-            k->n_extra = r->n;
+            k->extra = r->kv + (int64_t)r->first[t] * c->head_dim;
+            k->n_extra = c->draft_block;
         } else if (b->ratio) {
             k->comp = s->comp;
             k->n_comp = (int)((r->pos[t] + 1) / b->ratio);
@@ -151,15 +151,15 @@ aff_status aff__block(aff_runner *r, const aff_block *b, aff_experts *experts, i
     return AFF_OK;
 }
 
-/* At most AFF_MAX_CHUNK rows at the sequence's end. r->X holds the streams afterwards. */
-static aff_status trunk(aff_runner *r, aff_seq *seq, aff_error *err)
+/* The rows of the pass through all layers. r->X holds the streams afterwards, r->tap the draft's input. */
+static aff_status trunk(aff_runner *r, aff_error *err)
 {
     const aff_net *n = r->net;
     const aff_config *c = &n->cfg;
     const int H = c->hidden;
     r->b->embed(r->b, &n->embed, r->ids, r->n, c->hc, r->X);
     for (int l = 0, tap = 0; l < n->layers; l++) {
-        aff__set_state(r, &seq->layer[l]);
+        aff__use_layer(r, l);
         AFF_TRY(aff__block(r, &n->layer[l], n->experts, l, l, AFF_CAUSAL, err));
         if (tap < c->n_taps && c->tap[tap] == l) r->b->stream_mean(r->b, r->X, r->n, c->hc, H, r->tap + (int64_t)tap++ * H, (int64_t)c->n_taps * H);
     }
@@ -167,15 +167,15 @@ static aff_status trunk(aff_runner *r, aff_seq *seq, aff_error *err)
     return AFF_OK;
 }
 
-/* 9: logits of rows from..n-1. */
-static void head(aff_runner *r, int from, float *logits)
+/* 9: logits of n rows from row `from`. */
+static void head(aff_runner *r, int from, int n, float *logits)
 {
     aff_backend *B = r->b;
-    const aff_net *n = r->net;
-    const int T = r->n - from, H = n->cfg.hidden;
-    B->hc_head(B, &n->hc_head, r->X + (int64_t)from * n->cfg.hc * H, T, H, r->u);
-    B->rmsnorm(B, r->u, n->norm, n->cfg.rms_eps, T, H, r->x);
-    B->matmul(B, &n->head, r->x, T, logits);
+    const aff_net *net = r->net;
+    const int H = net->cfg.hidden;
+    B->hc_head(B, &net->hc_head, r->X + (int64_t)from * net->cfg.hc * H, n, H, r->u);
+    B->rmsnorm(B, r->u, net->norm, net->cfg.rms_eps, n, H, r->x);
+    B->matmul(B, &net->head, r->x, n, logits);
 }
 
 static aff_status check(const aff_runner *r, const aff_batch *b, aff_error *err)
@@ -192,61 +192,88 @@ static aff_status check(const aff_runner *r, const aff_batch *b, aff_error *err)
     return AFF_OK;
 }
 
-/* The rows of a checked batch, pass after pass. */
-static aff_status passes(aff_runner *r, const aff_batch *b, aff_error *err)
+/* Rows at..at+n-1 of each batch in one pass (several batches: all of their rows). */
+static aff_status pass(aff_runner *r, const aff_batch *b, int count, int at, aff_error *err)
 {
-    const aff_config *c = &r->net->cfg;
-    float *logits = b->logits;
-    for (int at = 0; at < b->n; at += AFF_MAX_CHUNK) {
-        const int n = b->n - at < AFF_MAX_CHUNK ? b->n - at : AFF_MAX_CHUNK;
-        r->trace = b->trace;
-        r->trace_ctx = b->trace_ctx;
-        aff__set_rows(r, b->id + at, n, b->seq->pos);
-        AFF_TRY(trunk(r, b->seq, err));
-        if (b->want_from < at + n) {
-            const int from = b->want_from > at ? (int)b->want_from - at : 0;
-            head(r, from, logits);
-            logits += (int64_t)(n - from) * c->vocab;
-        }
-        /* The draft looks back one window from where it stands, and a rollback may move it back a little. */
-        if (r->net->draft == AFF_DRAFT_DSPARK) {
-            const int skip = b->n - at - c->window - AFF_MAX_ROLLBACK;
-            if (skip < n) aff__draft_seed(r, b->seq, skip > 0 ? skip : 0);
-        }
-        b->seq->pos += n;
+    const int vocab = r->net->cfg.vocab;
+    aff__rows_begin(r, b->trace, b->trace_ctx);
+    for (int i = 0; i < count; i++) {
+        const int left = b[i].n - at;
+        aff__rows_add(r, b[i].seq, b[i].id + at, left < AFF_MAX_CHUNK ? left : AFF_MAX_CHUNK, b[i].seq->pos);
     }
+    AFF_TRY(trunk(r, err));
+    for (int i = 0, row = 0; i < count; i++) {
+        const int n = count > 1 ? b[i].n : r->n, from = b[i].want_from > at ? (int)b[i].want_from - at : 0;
+        if (from < n) head(r, row + from, n - from, b[i].logits + (at + from - b[i].want_from) * vocab);
+        row += n;
+    }
+    /* The draft looks back one window from where it stands, and a rollback may move it back a little. */
+    if (r->net->draft == AFF_DRAFT_DSPARK) {
+        const int skip = count > 1 ? 0 : b->n - at - r->net->cfg.window - AFF_MAX_ROLLBACK;
+        if (skip < r->n) aff__draft_seed(r, skip > 0 ? skip : 0);
+    }
+    for (int t = 0; t < r->n; t++) r->seq[t]->pos++;
     return AFF_OK;
+}
+
+static aff_status forward(aff_runner *r, const aff_batch *b, int count, aff_error *err)
+{
+    aff_status s = AFF_OK;
+    r->streams = NULL;
+    for (int i = 0; i < count; i++) aff__seq_begin(b[i].seq, b[i].n);
+    for (int at = 0; s == AFF_OK && at < b->n; at += AFF_MAX_CHUNK) s = pass(r, b, count, at, err);
+    for (int i = 0; s != AFF_OK && i < count; i++) aff__seq_undo(b[i].seq);
+    if (s == AFF_OK && count == 1) r->streams = b->seq;
+    return s;
 }
 
 aff_status aff__forward(aff_runner *r, const aff_batch *b, aff_error *err)
 {
     AFF_TRY(check(r, b, err));
-    r->streams = NULL;
-    aff__seq_begin(b->seq, b->n);
-    const aff_status s = passes(r, b, err);
-    if (s != AFF_OK)
-        aff__seq_undo(b->seq);
-    else
-        r->streams = b->seq;
-    return s;
+    return forward(r, b, 1, err);
+}
+
+aff_status aff__forward_many(aff_runner *r, const aff_batch *b, int count, aff_error *err)
+{
+    int rows = 0;
+    for (int i = 0; i < count; i++) {
+        AFF_TRY(check(r, &b[i], err));
+        for (int k = 0; k < i; k++)
+            if (b[k].seq == b[i].seq) return aff__fail(err, AFF_E_INVALID, "forward pass: batches %d and %d are of one sequence", k, i);
+        rows += b[i].n; /* each at most the capacity, and the sum is checked as it grows */
+        if (rows > AFF_MAX_CHUNK) return aff__fail(err, AFF_E_INVALID, "forward pass: more than %d rows of several sequences", AFF_MAX_CHUNK);
+    }
+    return count ? forward(r, b, count, err) : AFF_OK;
 }
 
 /* ---- rows, trace, memory ---- */
 
-void aff__set_rows(aff_runner *r, const int32_t *ids, int n, int64_t pos0)
+void aff__rows_begin(aff_runner *r, aff_trace_fn trace, void *trace_ctx)
 {
-    r->n = n;
-    r->ids = ids;
-    r->trace_pos = pos0;
-    for (int t = 0; t < n; t++) {
-        r->pos[t] = pos0 + t;
-        r->first[t] = 0;
+    r->n = 0;
+    r->trace = trace;
+    r->trace_ctx = trace_ctx;
+}
+
+void aff__rows_add(aff_runner *r, aff_seq *seq, const int32_t *ids, int n, int64_t pos0)
+{
+    if (r->n == 0) r->trace_pos = pos0;
+    for (int i = 0, first = r->n; i < n; i++, r->n++) {
+        r->ids[r->n] = ids[i];
+        r->pos[r->n] = pos0 + i;
+        r->first[r->n] = first;
+        r->seq[r->n] = seq;
     }
 }
 
-void aff__set_state(aff_runner *r, aff_layer_state *s)
+void aff__use_layer(aff_runner *r, int l)
 {
-    for (int t = 0; t < r->n; t++) r->state[t] = s;
+    for (int t = 0; t < r->n; t++) r->state[t] = &r->seq[t]->layer[l];
+}
+
+void aff__use_stage(aff_runner *r, int l)
+{
+    for (int t = 0; t < r->n; t++) r->state[t] = &r->seq[t]->stage[l];
 }
 
 void aff__trace(aff_runner *r, const char *what, int layer, const void *data, int rows, int width)
@@ -260,7 +287,7 @@ static uint64_t carve(aff_runner *r, char *base)
     const aff_config *c = &r->net->cfg;
     const uint64_t Q = AFF_MAX_CHUNK, H = (uint64_t)c->hidden, N = (uint64_t)c->hc, D = (uint64_t)c->head_dim, NHD = (uint64_t)c->heads * D;
     const uint64_t ID = (uint64_t)c->index_dim, IH = (uint64_t)c->index_heads, K = (uint64_t)c->picks, I = (uint64_t)c->inter, V = (uint64_t)c->vocab;
-    const uint64_t width = 2 * (D > ID ? D : ID), B = (uint64_t)c->draft_block, MR = (uint64_t)c->draft_rank;
+    const uint64_t width = 2 * (D > ID ? D : ID), B = (uint64_t)c->draft_block, MR = (uint64_t)c->draft_rank, S = AFF_MAX_DRAFTS;
     uint64_t used = 0;
 #define PLANE(field, count) (r->field = base ? (void *)(base + used) : NULL, used += aff__align_up((uint64_t)(count) * sizeof *r->field, 64))
     PLANE(X, Q * N * H);
@@ -287,8 +314,8 @@ static uint64_t carve(aff_runner *r, char *base)
     PLANE(sa, Q * I);
     PLANE(sb, Q * I);
     PLANE(tap, Q * (uint64_t)c->n_taps * H);
-    PLANE(logits, B * V);
-    PLANE(markov, B * MR + B * (H + MR) + V);
+    PLANE(logits, S * B * V);
+    PLANE(markov, S * MR + S * B * (H + MR) + S * V);
     PLANE(ones, Q * N * N + Q * N);
 #undef PLANE
     return used;

@@ -26,10 +26,25 @@ typedef struct aff_batch {
  * After any error (ids out of range, positions beyond the capacity, no memory) the sequence is as it was before the call. */
 aff_status aff__forward(aff_runner *r, const aff_batch *b, aff_error *err);
 
+/* One pass over rows of several sequences, each in at most one of the batches; at most AFF_MAX_CHUNK rows in all. A row's result is
+ * the same as in a pass of its own. Trace is that of batch 0 (rows of the whole pass). After an error every sequence is as it was. */
+aff_status aff__forward_many(aff_runner *r, const aff_batch *b, int count, aff_error *err);
+
 /* DSpark (spec 13.2): proposes B = draft_block tokens for positions P+1.. after the decided token id0 at position P = pos. conf[b] is
  * the confidence logit (NULL allowed), logits [B][vocab] after the Markov bias (NULL allowed). Changes no committed state. */
 aff_status aff__draft_block(aff_runner *r, aff_seq *seq, int32_t id0, int32_t *ids, float *conf, float *logits, aff_trace_fn trace, void *trace_ctx,
                             aff_error *err);
+
+/* The same for up to AFF_MAX_DRAFTS sequences in one pass. */
+enum { AFF_MAX_DRAFTS = 16 };
+typedef struct aff_draft_request {
+    aff_seq *seq;
+    int32_t id0;
+    int32_t *ids;  /* [B] out */
+    float *conf;   /* [B] out, or NULL */
+    float *logits; /* [B][vocab] out, or NULL */
+} aff_draft_request;
+aff_status aff__draft_many(aff_runner *r, const aff_draft_request *d, int count, aff_trace_fn trace, void *trace_ctx, aff_error *err);
 
 /* MTP-1 (spec 13.1): after aff__forward of rows with ids id[0..n), next[i] the id that follows row i: logits [n][vocab] for the token
  * after next. Uses the streams of the last aff__forward call, which must have been those n (<= AFF_MAX_CHUNK) rows. */

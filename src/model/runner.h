@@ -23,16 +23,17 @@ struct aff_runner {
     int32_t *picks;                   /* [Q][K] */
     float *sa, *sb;                   /* [Q][I] shared expert */
     float *tap;                       /* [Q][taps*H] */
-    float *logits;                    /* [B][V] draft */
-    float *markov;                    /* [B][MR], [B][H+MR], [V] */
+    float *logits;                    /* [S*B][V] draft, S = AFF_MAX_DRAFTS */
+    float *markov;                    /* [S][MR], [S*B][H+MR], [S][V] */
     float *ones;                      /* [Q][N*N] identity matrices, then [Q][N] ones: hc_post as a plain sum */
     void *memory;                     /* all of the above */
     /* The rows of the pass in progress. */
     int n;
-    const int32_t *ids;
+    int32_t ids[AFF_MAX_CHUNK];
     int64_t pos[AFF_MAX_CHUNK];
-    int first[AFF_MAX_CHUNK];
-    aff_layer_state *state[AFF_MAX_CHUNK];
+    int first[AFF_MAX_CHUNK]; /* first row of the same sequence */
+    aff_seq *seq[AFF_MAX_CHUNK];
+    aff_layer_state *state[AFF_MAX_CHUNK]; /* the sequence's state of the layer at work */
     aff_trace_fn trace;
     void *trace_ctx;
     int64_t trace_pos; /* position of row 0 */
@@ -52,9 +53,12 @@ aff_status aff__attention(aff_runner *r, const aff_block *b, int layer, aff_reac
 aff_status aff__moe(aff_runner *r, const aff_block *b, aff_experts *experts, int store_layer, int layer, aff_error *err);
 /* Both sublayers with their hyper-connections: r->X in place (spec 5). */
 aff_status aff__block(aff_runner *r, const aff_block *b, aff_experts *experts, int store_layer, int layer, aff_reach reach, aff_error *err);
-/* Sets the rows of a pass: positions pos0.., all of one sequence. */
-void aff__set_rows(aff_runner *r, const int32_t *ids, int n, int64_t pos0);
-void aff__set_state(aff_runner *r, aff_layer_state *s);
+/* Empties the pass; then adds n rows of a sequence at positions pos0... */
+void aff__rows_begin(aff_runner *r, aff_trace_fn trace, void *trace_ctx);
+void aff__rows_add(aff_runner *r, aff_seq *seq, const int32_t *ids, int n, int64_t pos0);
+/* r->state of every row: its sequence's layer l, or draft stage l. */
+void aff__use_layer(aff_runner *r, int l);
+void aff__use_stage(aff_runner *r, int l);
 /* Seeds the draft with r->tap rows from..n-1 (spec 13.2). */
-void aff__draft_seed(aff_runner *r, aff_seq *seq, int from);
+void aff__draft_seed(aff_runner *r, int from);
 #endif

@@ -424,11 +424,10 @@ static void stored_taps(const gates *m, const char *taps_name, int from, const c
     for (size_t i = 0; i < b.count; i++) {
         while (f.seq->pos < b.n[i]) {
             const int rows_now = b.n[i] - f.seq->pos < 100 ? (int)(b.n[i] - f.seq->pos) : 100;
-            f.r->trace = record_trace;
-            f.r->trace_ctx = f.rec;
-            aff__set_rows(f.r, ids, rows_now, f.seq->pos);
+            aff__rows_begin(f.r, record_trace, f.rec);
+            aff__rows_add(f.r, f.seq, ids, rows_now, f.seq->pos);
             memcpy(f.r->tap, taps + (size_t)(f.seq->pos - from) * width, sizeof(float) * width * (size_t)rows_now);
-            aff__draft_seed(f.r, f.seq, 0);
+            aff__draft_seed(f.r, 0);
             f.seq->pos += rows_now;
         }
         assert_true((size_t)(f.seq->pos - from) * width <= n);
@@ -510,12 +509,11 @@ static void test_attention_units(void **state)
     assert_int_equal(in->size, U * H * 2);
     for (int l = 0; l < 3; l++) {
         char name[32];
-        f.r->trace = record_trace;
-        f.r->trace_ctx = f.rec;
         for (int at = 0; at < U; at += AFF_MAX_CHUNK) {
             const int n = U - at < AFF_MAX_CHUNK ? U - at : AFF_MAX_CHUNK;
-            aff__set_rows(f.r, ids, n, at);
-            aff__set_state(f.r, &f.seq->layer[l]);
+            aff__rows_begin(f.r, record_trace, f.rec);
+            aff__rows_add(f.r, f.seq, ids, n, at);
+            aff__use_layer(f.r, l);
             for (int i = 0; i < n * H; i++) {
                 uint16_t h;
                 memcpy(&h, in->data + 2 * (at * H + i), 2);
