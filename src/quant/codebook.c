@@ -87,7 +87,10 @@ static v4f load4(const float c[4])
     return v;
 }
 
-static v4f pick(v4i mask, v4f a, v4f b) { return (v4f)(((v4i)a & mask) | ((v4i)b & ~mask)); }
+static v4f pick(v4i mask, v4f a, v4f b)
+{
+    return (v4f)(((v4i)a & mask) | ((v4i)b & ~mask));
+}
 
 /* The nearest of n listed entries, n a multiple of 4: four at a time, each distance summed in the order of
  * aff__cb_distance. Of equals a lane keeps the first it met, and the lanes' bests are settled by number. */
@@ -98,10 +101,12 @@ static uint32_t best_listed(const float (*cb)[4], const uint16_t *list, uint32_t
     for (uint32_t k = 0; k < n; k += 4) {
         v4f a = load4(cb[list[k]]), b = load4(cb[list[k + 1]]), c = load4(cb[list[k + 2]]), d = load4(cb[list[k + 3]]);
         v4f ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
-        v4f t0 = __builtin_shufflevector(ab, cd, 0, 1, 4, 5) - x[0], t1 = __builtin_shufflevector(ab, cd, 2, 3, 6, 7) - x[1];
+        v4f t0 = __builtin_shufflevector(ab, cd, 0, 1, 4, 5) - x[0],
+            t1 = __builtin_shufflevector(ab, cd, 2, 3, 6, 7) - x[1];
         ab = __builtin_shufflevector(a, b, 2, 6, 3, 7);
         cd = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-        v4f t2 = __builtin_shufflevector(ab, cd, 0, 1, 4, 5) - x[2], t3 = __builtin_shufflevector(ab, cd, 2, 3, 6, 7) - x[3];
+        v4f t2 = __builtin_shufflevector(ab, cd, 0, 1, 4, 5) - x[2],
+            t3 = __builtin_shufflevector(ab, cd, 2, 3, 6, 7) - x[3];
         v4f s = ((t0 * t0 + t1 * t1) + t2 * t2) + t3 * t3;
         v4i less = s < best, number = {list[k], list[k + 1], list[k + 2], list[k + 3]};
         best = pick(less, s, best);
@@ -125,13 +130,14 @@ uint32_t aff__cb_grid_nearest(const aff_cb_grid *g, const float x[4], float *dis
     return best_listed(g->cb, g->items + g->lists[cell].at, g->lists[cell].n, x, dist);
 }
 
-/* Building goes through coarse cells of SPLIT^4 cells each: an entry that a coarse cell rules out is ruled out in all cells of it
- * (its least distance only grows, the bound only shrinks, and rounding is monotone, so this holds bit for bit), and the
- * few that are left are tried in each cell. */
+/* Building goes through coarse cells of SPLIT^4 cells each: an entry that a coarse cell rules out is ruled out in all
+ * cells of it (its least distance only grows, the bound only shrinks, and rounding is monotone, so this holds bit for
+ * bit), and the few that are left are tried in each cell. */
 
 enum { N = AFF_CB_ENTRIES, MAX_SPLIT = 5 };
 
-/* Bounds of the four axes: [axis][cell][entry], the squared distance of the cell's nearest and farthest point to the entry. */
+/* Bounds of the four axes: [axis][cell][entry], the squared distance of the cell's nearest and farthest point to the
+ * entry. */
 typedef struct bounds {
     int cells;
     float *near, *far;
@@ -157,8 +163,14 @@ typedef struct build {
     slice *slices;
 } build;
 
-static float *near_row(const bounds *b, int axis, int cell) { return b->near + ((size_t)axis * (size_t)b->cells + (size_t)cell) * N; }
-static float *far_row(const bounds *b, int axis, int cell) { return b->far + ((size_t)axis * (size_t)b->cells + (size_t)cell) * N; }
+static float *near_row(const bounds *b, int axis, int cell)
+{
+    return b->near + ((size_t)axis * (size_t)b->cells + (size_t)cell) * N;
+}
+static float *far_row(const bounds *b, int axis, int cell)
+{
+    return b->far + ((size_t)axis * (size_t)b->cells + (size_t)cell) * N;
+}
 
 static aff_status make_bounds(bounds *b, const aff_cb_grid *g, float step, int split, aff_error *err)
 {
@@ -215,23 +227,25 @@ static uint32_t list_cell(uint16_t out[N], const float *restrict a, const float 
     return found;
 }
 
-/* Entries that can be the nearest of a point in the cell whose bounds are a + b, summed over three axes and of the last. */
-static uint32_t cell_entries(const build *b, uint16_t out[N], const float *near3, const float *near, const float *far3, const float *far,
-                             uint32_t n)
+/* Entries that can be the nearest of a point in the cell whose bounds are a + b, summed over three axes and of the
+ * last. */
+static uint32_t cell_entries(const build *b, uint16_t out[N], const float *near3, const float *near, const float *far3,
+                             const float *far, uint32_t n)
 {
     float bound = least_sum(far3, far, n);
     bound += bound * b->slack;
     return list_cell(out, near3, near, n, bound);
 }
 
-/* Copies the bounds of the n listed entries in the cells of coarse cell c; fills up to a multiple of 8 with entries that are
- * never the nearest. */
+/* Copies the bounds of the n listed entries in the cells of coarse cell c; fills up to a multiple of 8 with entries
+ * that are never the nearest. */
 static uint32_t gather(const build *b, slice *sl, const int c[4], uint32_t n)
 {
     uint32_t padded = (n + 7) / 8 * 8;
     for (int axis = 0; axis < 4; axis++) {
         for (int k = 0; k < b->split; k++) {
-            const float *near = near_row(&b->b, axis, c[axis] * b->split + k), *far = far_row(&b->b, axis, c[axis] * b->split + k);
+            const float *near = near_row(&b->b, axis, c[axis] * b->split + k),
+                        *far = far_row(&b->b, axis, c[axis] * b->split + k);
             for (uint32_t i = 0; i < padded; i++) {
                 sl->near[axis][k][i] = i < n ? near[sl->coarse[i]] : INFINITY;
                 sl->far[axis][k][i] = i < n ? far[sl->coarse[i]] : INFINITY;
@@ -263,7 +277,8 @@ static void build_coarse(const build *b, slice *sl, const int c[4], uint32_t n)
     float near2[N], far2[N], near3[N], far3[N];
     n = gather(b, sl, c, n);
     for (size_t k = 0; k < split * split * split * split && sl->status == AFF_OK; k++) {
-        size_t k0 = k / (split * split * split), k1 = k / (split * split) % split, k2 = k / split % split, k3 = k % split;
+        size_t k0 = k / (split * split * split), k1 = k / (split * split) % split, k2 = k / split % split,
+               k3 = k % split;
         if (k2 == 0 && k3 == 0) {
             add_rows(near2, sl->near[0][k0], sl->near[1][k1], n);
             add_rows(far2, sl->far[0][k0], sl->far[1][k1], n);
@@ -272,7 +287,8 @@ static void build_coarse(const build *b, slice *sl, const int c[4], uint32_t n)
             add_rows(near3, near2, sl->near[2][k2], n);
             add_rows(far3, far2, sl->far[2][k2], n);
         }
-        size_t at[4] = {(size_t)c[0] * split + k0, (size_t)c[1] * split + k1, (size_t)c[2] * split + k2, (size_t)c[3] * split + k3};
+        size_t at[4] = {(size_t)c[0] * split + k0, (size_t)c[1] * split + k1, (size_t)c[2] * split + k2,
+                        (size_t)c[3] * split + k3};
         uint32_t found = cell_entries(b, sl->fine, near3, sl->near[3][k3], far3, sl->far[3][k3], n);
         add_list(b, sl, ((at[0] * cells + at[1]) * cells + at[2]) * cells + at[3], found);
     }
@@ -292,7 +308,9 @@ static void build_slice(void *ctx, int64_t c0, int thread)
             add_rows(sl->near2, sl->near1, near_row(q, 2, c[2]), N);
             add_rows(sl->far2, sl->far1, far_row(q, 2, c[2]), N);
             for (c[3] = 0; c[3] < q->cells; c[3]++)
-                build_coarse(b, sl, c, cell_entries(b, sl->coarse, sl->near2, near_row(q, 3, c[3]), sl->far2, far_row(q, 3, c[3]), N));
+                build_coarse(
+                    b, sl, c,
+                    cell_entries(b, sl->coarse, sl->near2, near_row(q, 3, c[3]), sl->far2, far_row(q, 3, c[3]), N));
         }
     }
 }
@@ -309,7 +327,8 @@ static aff_status join_slices(build *b, aff_error *err)
         }
         total += b->slices[i].count;
     }
-    if (total > UINT32_MAX) return aff__fail(err, AFF_E_LIMIT, "codebook index: %llu list entries", (unsigned long long)total);
+    if (total > UINT32_MAX)
+        return aff__fail(err, AFF_E_LIMIT, "codebook index: %llu list entries", (unsigned long long)total);
     AFF_TRY(aff__realloc(&g->items, total, sizeof *g->items, "codebook index", err));
     size_t cells = (size_t)g->cells, per_slice = (size_t)b->split * cells * cells * cells;
     g->total = 0;
@@ -321,8 +340,8 @@ static aff_status join_slices(build *b, aff_error *err)
     return AFF_OK;
 }
 
-static aff_status grid_build(aff_cb_grid *g, const float (*cb)[4], int cells, int split, float lo, float step, float slack, aff_pool *pool,
-                             aff_error *err)
+static aff_status grid_build(aff_cb_grid *g, const float (*cb)[4], int cells, int split, float lo, float step,
+                             float slack, aff_pool *pool, aff_error *err)
 {
     *g = (aff_cb_grid){.cells = cells, .lo = lo, .per_step = 1.0f / step, .cb = cb};
     build b = {.g = g, .split = split, .slack = slack};

@@ -33,7 +33,7 @@ typedef struct aff_cb_grid {
     const float (*cb)[4]; /* [AFF_CB_ENTRIES], not owned */
     struct {
         uint32_t at, n;
-    } *lists;        /* [cells^4] into items */
+    } * lists;       /* [cells^4] into items */
     uint16_t *items; /* [total] */
     uint32_t total;
 } aff_cb_grid;

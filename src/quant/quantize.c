@@ -55,7 +55,10 @@ static void __attribute__((format(printf, 2, 3))) warn(const job *j, const char 
     va_end(ap);
 }
 
-static double seconds_since(uint64_t ns) { return (double)(aff__now_ns() - ns) * 1e-9; }
+static double seconds_since(uint64_t ns)
+{
+    return (double)(aff__now_ns() - ns) * 1e-9;
+}
 
 /* "1.23 GiB", or MiB below one. */
 static const char *size_text(char buf[32], uint64_t bytes)
@@ -77,24 +80,27 @@ aff_status aff__quantize_check(const aff_quantize_options *o, aff_error *err)
 {
     if (!o->src || !*o->src) return aff__fail(err, AFF_E_INVALID, "--src: name the checkpoint's folder");
     if (!o->out || !*o->out) return aff__fail(err, AFF_E_INVALID, "--out: name the container to write");
-    if (o->layers < 0) return aff__fail(err, AFF_E_INVALID, "--layers %" PRId64 ": expected a positive number", o->layers);
+    if (o->layers < 0)
+        return aff__fail(err, AFF_E_INVALID, "--layers %" PRId64 ": expected a positive number", o->layers);
     if (o->dspark && o->layers) return aff__fail(err, AFF_E_INVALID, "--layers: a draft is quantised whole");
     if (o->mxfp4 && o->compat)
-        return aff__fail(err, AFF_E_INVALID, "--experts mxfp4: the compatible form has no such dtype; leave out --compat");
+        return aff__fail(err, AFF_E_INVALID,
+                         "--experts mxfp4: the compatible form has no such dtype; leave out --compat");
     if (o->mxfp4 && (o->codebook || o->cb_spread))
         return aff__fail(err, AFF_E_INVALID, "--experts mxfp4 needs no codebook: leave out --codebook and --cb-spread");
     if (o->codebook && o->cb_spread)
         return aff__fail(err, AFF_E_INVALID, "--cb-spread: nothing is fitted when --codebook gives the codebook");
     if (o->dspark && !o->mxfp4 && !o->codebook)
-        return aff__fail(err, AFF_E_INVALID, "--dspark: the draft shares the model's codebook; give --codebook MAIN.aff");
+        return aff__fail(err, AFF_E_INVALID,
+                         "--dspark: the draft shares the model's codebook; give --codebook MAIN.aff");
     return AFF_OK;
 }
 
 /* ---- hash of the checkpoint ---- */
 
-/* Which checkpoint this is, without reading all of it: XXH3-64 over every tensor in order of name - name and NUL, dtype name and NUL,
- * rank and dimensions as u64, and the contents if they are at most 64 KiB (norms, biases, sinks, small scales: training
- * moves all of them). The same for model and draft, and for any sharding. */
+/* Which checkpoint this is, without reading all of it: XXH3-64 over every tensor in order of name - name and NUL, dtype
+ * name and NUL, rank and dimensions as u64, and the contents if they are at most 64 KiB (norms, biases, sinks, small
+ * scales: training moves all of them). The same for model and draft, and for any sharding. */
 static aff_status hash_checkpoint(job *j, aff_error *err)
 {
     XXH3_state_t *s = XXH3_createState();
@@ -131,8 +137,8 @@ static float source_value(const aff_st_tensor *t, uint64_t i)
 
 static aff_status bad_value(const job *j, const aff_st_tensor *t, uint64_t i, const char *what, aff_error *err)
 {
-    return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s': element %" PRIu64 " is %s", aff__ckpt_shard_path(j->plan.ckpt, t->shard), t->name, i,
-                     what);
+    return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s': element %" PRIu64 " is %s",
+                     aff__ckpt_shard_path(j->plan.ckpt, t->shard), t->name, i, what);
 }
 
 static aff_status convert_table(const job *j, const aff_qdense *d, float *out, aff_error *err)
@@ -152,7 +158,8 @@ static aff_status convert(const job *j, const aff_qdense *d, void *out, aff_erro
     for (uint64_t i = 0; i < d->rows * d->cols; i++) {
         float f = source_value(d->src, i);
         uint16_t h = aff__f32_to_bf16(f);
-        if (!isfinite(f) || (d->dtype == AFF_BF16 && !isfinite(aff__bf16_to_f32(h)))) return bad_value(j, d->src, i, "not finite", err);
+        if (!isfinite(f) || (d->dtype == AFF_BF16 && !isfinite(aff__bf16_to_f32(h))))
+            return bad_value(j, d->src, i, "not finite", err);
         if (d->dtype == AFF_BF16)
             memcpy((uint8_t *)out + i * 2, &h, 2);
         else
@@ -255,7 +262,8 @@ static aff_status fit_codebook(job *j, aff_error *err)
     aff_cb_samples s = {0};
     aff_status st = draw_samples(j, spread, &s, err);
     if (st == AFF_OK) {
-        say(j, "codebook: fitting on %" PRIu64 " blocks of %s", s.blocks, spread ? "experts of all layers" : "layer 0's experts");
+        say(j, "codebook: fitting on %" PRIu64 " blocks of %s", s.blocks,
+            spread ? "experts of all layers" : "layer 0's experts");
         st = aff__cb_fit(&s, j->pool, j->codebook, err);
     }
     if (st == AFF_OK) say(j, "codebook: fitted in %.1f s", seconds_since(start));
@@ -275,7 +283,8 @@ static void compare_checkpoints(const job *j, const aff_container *c)
     const char *theirs = json_string_value(json_object_get(prov, "checkpoint_xxh3"));
     snprintf(mine, sizeof mine, "%016" PRIx64, j->checkpoint_hash);
     if (theirs && strcmp(theirs, mine) != 0)
-        warn(j, "warning: %s was made from another checkpoint (%s) than %s (%s)", j->o->codebook, theirs, j->o->src, mine);
+        warn(j, "warning: %s was made from another checkpoint (%s) than %s (%s)", j->o->codebook, theirs, j->o->src,
+             mine);
     json_decref(prov);
 }
 
@@ -286,12 +295,13 @@ static aff_status read_codebook(job *j, aff_error *err)
     aff_status s = AFF_OK;
     const aff_ctensor *t = aff__container_find(c, "__codebook");
     if (!t || t->m.data_size != AFF_CB_BYTES) {
-        s = aff__fail(err, AFF_E_FORMAT, "%s: tensor '__codebook': expected %d bytes, got %" PRIu64, j->o->codebook, AFF_CB_BYTES,
-                      t ? t->m.data_size : 0);
+        s = aff__fail(err, AFF_E_FORMAT, "%s: tensor '__codebook': expected %d bytes, got %" PRIu64, j->o->codebook,
+                      AFF_CB_BYTES, t ? t->m.data_size : 0);
     } else {
         memcpy(j->codebook, t->blob + t->m.data_off, AFF_CB_BYTES);
         if (!aff__cb_valid(j->codebook))
-            s = aff__fail(err, AFF_E_FORMAT, "%s: tensor '__codebook': a byte has an exponent field outside 1..7", j->o->codebook);
+            s = aff__fail(err, AFF_E_FORMAT, "%s: tensor '__codebook': a byte has an exponent field outside 1..7",
+                          j->o->codebook);
         if (j->o->dspark) compare_checkpoints(j, c);
     }
     aff__container_close(c);
@@ -305,7 +315,8 @@ static aff_status get_codebook(job *j, aff_error *err)
     if (!j->has_codebook) return AFF_OK;
     AFF_TRY(j->o->codebook ? read_codebook(j, err) : fit_codebook(j, err));
     uint64_t start = aff__now_ns();
-    AFF_TRY(aff__cb_index_create(&j->index, j->codebook, j->o->compat ? AFF_CB_GRID_COMPAT : AFF_CB_GRID_EXACT, j->pool, err));
+    AFF_TRY(aff__cb_index_create(&j->index, j->codebook, j->o->compat ? AFF_CB_GRID_COMPAT : AFF_CB_GRID_EXACT, j->pool,
+                                 err));
     const aff_cb_grid *g = j->index->grid;
     uint64_t cells = (uint64_t)g->cells * (uint64_t)g->cells * (uint64_t)g->cells * (uint64_t)g->cells;
     say(j, "codebook: index of %" PRIu64 " cells, %u entries in %.1f s", 2 * cells, g[0].total + g[1].total,
@@ -340,9 +351,10 @@ static aff_status add_provenance(job *j, aff_error *err)
     snprintf(checkpoint, sizeof checkpoint, "%016" PRIx64, j->checkpoint_hash);
     snprintf(codebook, sizeof codebook, "%016" PRIx64, (uint64_t)XXH3_64bits(j->codebook, AFF_CB_BYTES));
     json_t *recipe = json_pack("{s:s, s:s}", "experts", j->o->mxfp4 ? "mxfp4" : "q2p875", "hc_fn", "f32");
-    json_t *prov = json_pack("{s:i, s:s+, s:s, s:s, s:i, s:s}", "version", 1, "tool", "aff-quantize ", aff_version(), "role",
-                             j->o->dspark ? "draft" : "main", "chat_encoding", j->plan.has_dspark ? "0731" : "v4", "layers",
-                             (int)j->plan.layers, "checkpoint_xxh3", checkpoint);
+    json_t *prov =
+        json_pack("{s:i, s:s+, s:s, s:s, s:i, s:s}", "version", 1, "tool", "aff-quantize ", aff_version(), "role",
+                  j->o->dspark ? "draft" : "main", "chat_encoding", j->plan.has_dspark ? "0731" : "v4", "layers",
+                  (int)j->plan.layers, "checkpoint_xxh3", checkpoint);
     char *text = NULL;
     if (prov && recipe) {
         if (j->has_codebook) {
@@ -390,8 +402,8 @@ static void expert_task(void *ctx, int64_t e, int thread)
     }
     r->errors[e] = (aff_qerror){0};
     worker_space *s = &r->space[thread];
-    aff_status st = aff__expert_encode(aff__cwriter_layer_layout(j->w, r->layer), j->index, j->codebook, src, s->scratch, s->record,
-                                       j->has_codebook ? &r->errors[e] : NULL, &why);
+    aff_status st = aff__expert_encode(aff__cwriter_layer_layout(j->w, r->layer), j->index, j->codebook, src,
+                                       s->scratch, s->record, j->has_codebook ? &r->errors[e] : NULL, &why);
     if (st != AFF_OK)
         aff__fail(&err, st, "%s: layer %u expert %" PRId64 ": %s", j->o->src, r->layer, e, why.msg);
     else
@@ -421,8 +433,11 @@ static void report_layer(const layer_run *r, char *line, size_t cap)
         }
         if (r->errors[e].max > max) max = r->errors[e].max;
     }
-    snprintf(line, cap, "%5u   %.5f   %.5f (%" PRId64 ")%*s%.3g", r->layer, sum / (double)n, worst, at, at < 10 ? 6 : at < 100 ? 5 : 4, "",
-             max);
+    snprintf(line, cap, "%5u   %.5f   %.5f (%" PRId64 ")%*s%.3g", r->layer, sum / (double)n, worst, at,
+             at < 10    ? 6
+             : at < 100 ? 5
+                        : 4,
+             "", max);
 }
 
 static aff_status write_layers(job *j, layer_run *r, char (*table)[128], aff_error *err)
@@ -450,7 +465,8 @@ static aff_status write_experts(job *j, aff_error *err)
     if (s == AFF_OK) s = aff__calloc(&r.errors, (uint64_t)j->plan.experts, sizeof *r.errors, "expert errors", err);
     if (s == AFF_OK) s = aff__calloc(&table, j->plan.layers, sizeof *table, "error table", err);
     for (int t = 0; t < threads && s == AFF_OK; t++) {
-        s = aff__calloc(&r.space[t].scratch, (uint64_t)j->plan.inter * (uint64_t)j->plan.hidden, sizeof(float), "expert matrix", err);
+        s = aff__calloc(&r.space[t].scratch, (uint64_t)j->plan.inter * (uint64_t)j->plan.hidden, sizeof(float),
+                        "expert matrix", err);
         if (s == AFF_OK) s = aff__calloc(&r.space[t].record, layout->stride, 1, "expert record", err);
     }
     if (s == AFF_OK) s = write_layers(j, &r, table, err);
@@ -473,13 +489,15 @@ static aff_status write_experts(job *j, aff_error *err)
 static void describe_source(const job *j)
 {
     const aff_qplan *p = &j->plan;
-    say(j, "%s: %" PRIu64 " tensors in %d shards; hidden %" PRId64 ", %" PRId64 " layers, %" PRId64 " experts of width %" PRId64
-           ", %" PRId64 " draft stages%s",
-        j->o->src, aff__ckpt_count(p->ckpt), aff__ckpt_shards(p->ckpt), p->hidden, p->layers_in_config, p->experts, p->inter, p->stages,
-        p->has_dspark ? " (DSpark)" : "");
+    say(j,
+        "%s: %" PRIu64 " tensors in %d shards; hidden %" PRId64 ", %" PRId64 " layers, %" PRId64
+        " experts of width %" PRId64 ", %" PRId64 " draft stages%s",
+        j->o->src, aff__ckpt_count(p->ckpt), aff__ckpt_shards(p->ckpt), p->hidden, p->layers_in_config, p->experts,
+        p->inter, p->stages, p->has_dspark ? " (DSpark)" : "");
     const aff_clayer *l = aff__cwriter_layer_layout(j->w, 0);
-    say(j, "%u %s -> %s at %.3f bits per expert weight (%s)%s", p->layers, j->o->dspark ? "stages" : "layers", j->o->out,
-        (double)l->stride * 8 / (3.0 * (double)p->inter * (double)p->hidden), aff__dtype_info(j->dtype)->name,
+    say(j, "%u %s -> %s at %.3f bits per expert weight (%s)%s", p->layers, j->o->dspark ? "stages" : "layers",
+        j->o->out, (double)l->stride * 8 / (3.0 * (double)p->inter * (double)p->hidden),
+        aff__dtype_info(j->dtype)->name,
         !j->o->dspark && p->layers < p->layers_in_config ? "; NOT a usable model" : "");
 }
 

@@ -1,6 +1,7 @@
 /* quantize.h - from a checkpoint folder to a container (spec quantiser 1-3, 10, 11).
  *
- * The output is a pure function of the checkpoint, the codebook given and the options; not of threads, shard order or time. */
+ * The output is a pure function of the checkpoint, the codebook given and the options; not of threads, shard order or
+ * time. */
 #ifndef AFF_QUANT_QUANTIZE_H
 #define AFF_QUANT_QUANTIZE_H
 #include "base/status.h"

@@ -17,8 +17,10 @@ static aff_status read_ratios(aff_qplan *p, const json_t *config, const char *na
     for (uint64_t i = 0; i < p->n_ratios; i++) {
         const json_t *r = json_array_get(a, i);
         p->ratios[i] = json_integer_value(r);
-        if (!json_is_integer(r) || p->ratios[i] < 0 || p->ratios[i] > 1 << 16 || (p->ratios[i] & (p->ratios[i] - 1)))
-            return aff__fail(err, AFF_E_FORMAT, "%s: key 'compress_ratios': entry %llu is neither 0 nor a power of two", name,
+        if (!json_is_integer(r) || p->ratios[i] < 0 || p->ratios[i] == 1 || p->ratios[i] > 1 << 16 ||
+            (p->ratios[i] & (p->ratios[i] - 1)))
+            return aff__fail(err, AFF_E_FORMAT,
+                             "%s: key 'compress_ratios': entry %llu is neither 0 nor a power of two from 2 on", name,
                              (unsigned long long)i);
     }
     return AFF_OK;
@@ -28,13 +30,15 @@ static aff_status read_taps(aff_qplan *p, const json_t *config, const char *name
 {
     const json_t *a = json_object_get(config, "dspark_target_layer_ids");
     if (!json_is_array(a) || !json_array_size(a))
-        return aff__fail(err, AFF_E_FORMAT, "%s: key 'dspark_target_layer_ids': expected an array of layers for --dspark", name);
+        return aff__fail(err, AFF_E_FORMAT,
+                         "%s: key 'dspark_target_layer_ids': expected an array of layers for --dspark", name);
     p->taps = (int64_t)json_array_size(a);
     for (int64_t i = 0; i < p->taps; i++) {
         const json_t *v = json_array_get(a, (size_t)i);
         if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= p->layers_in_config)
-            return aff__fail(err, AFF_E_FORMAT, "%s: key 'dspark_target_layer_ids': entry %lld is not a layer below %lld", name, (long long)i,
-                             (long long)p->layers_in_config);
+            return aff__fail(err, AFF_E_FORMAT,
+                             "%s: key 'dspark_target_layer_ids': entry %lld is not a layer below %lld", name,
+                             (long long)i, (long long)p->layers_in_config);
     }
     return aff__json_int(config, name, "dspark_markov_rank", 1, 1 << 20, &p->markov_rank, err);
 }
@@ -72,8 +76,8 @@ static aff_status read_fields(aff_qplan *p, const json_t *config, const char *na
     int64_t shared = 1;
     AFF_TRY(aff__json_int_opt(config, name, "n_shared_experts", 1, 1, &shared, err));
     if (p->heads * p->head_dim % p->o_groups)
-        return aff__fail(err, AFF_E_FORMAT, "%s: key 'o_groups': %lld does not divide %lld heads of %lld", name, (long long)p->o_groups,
-                         (long long)p->heads, (long long)p->head_dim);
+        return aff__fail(err, AFF_E_FORMAT, "%s: key 'o_groups': %lld does not divide %lld heads of %lld", name,
+                         (long long)p->o_groups, (long long)p->heads, (long long)p->head_dim);
     AFF_TRY(read_ratios(p, config, name, err));
     return dspark ? read_taps(p, config, name, err) : AFF_OK;
 }
@@ -113,7 +117,8 @@ static void shape_text(char *buf, size_t cap, int ndim, const uint64_t *shape)
 }
 
 /* Finds the tensor and requires its shape: [cols] when rows is 0, else [rows, cols]. */
-static aff_status find(aff_qplan *p, const char *name, uint64_t rows, uint64_t cols, const aff_st_tensor **out, aff_error *err)
+static aff_status find(aff_qplan *p, const char *name, uint64_t rows, uint64_t cols, const aff_st_tensor **out,
+                       aff_error *err)
 {
     const aff_st_tensor *t = aff__ckpt_find(p->ckpt, name);
     if (!t) return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s' is missing", aff__ckpt_dir(p->ckpt), name);
@@ -123,7 +128,8 @@ static aff_status find(aff_qplan *p, const char *name, uint64_t rows, uint64_t c
         char a[64], b[200];
         shape_text(a, sizeof a, ndim, want);
         shape_text(b, sizeof b, t->ndim, t->shape);
-        return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s': expected shape %s, got %s", aff__ckpt_shard_path(p->ckpt, t->shard), name, a, b);
+        return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s': expected shape %s, got %s",
+                         aff__ckpt_shard_path(p->ckpt, t->shard), name, a, b);
     }
     *out = t;
     return note_used(p, t, err);
@@ -131,8 +137,8 @@ static aff_status find(aff_qplan *p, const char *name, uint64_t rows, uint64_t c
 
 static aff_status wrong_dtype(const aff_qplan *p, const aff_st_tensor *t, const char *want, aff_error *err)
 {
-    return aff__fail(err, AFF_E_UNSUPPORTED, "%s: tensor '%s': expected %s, got %s", aff__ckpt_shard_path(p->ckpt, t->shard), t->name, want,
-                     aff__st_dtype_name(t->dtype));
+    return aff__fail(err, AFF_E_UNSUPPORTED, "%s: tensor '%s': expected %s, got %s",
+                     aff__ckpt_shard_path(p->ckpt, t->shard), t->name, want, aff__st_dtype_name(t->dtype));
 }
 
 /* ---- dense tensors ---- */
@@ -186,10 +192,12 @@ static aff_status map_dense(aff_qplan *p, const entry *e, const char *to, const 
         d->most = (uint64_t)p->experts;
         return d->src->dtype == AFF_ST_I64 ? AFF_OK : wrong_dtype(p, d->src, "I64", err);
     }
-    return d->src->dtype == AFF_ST_BF16 || d->src->dtype == AFF_ST_F32 ? AFF_OK : wrong_dtype(p, d->src, "BF16 or F32", err);
+    return d->src->dtype == AFF_ST_BF16 || d->src->dtype == AFF_ST_F32 ? AFF_OK
+                                                                       : wrong_dtype(p, d->src, "BF16 or F32", err);
 }
 
-static aff_status map_all(aff_qplan *p, const entry *e, size_t n, const char *to, const char *from, bool compat, aff_error *err)
+static aff_status map_all(aff_qplan *p, const entry *e, size_t n, const char *to, const char *from, bool compat,
+                          aff_error *err)
 {
     for (size_t i = 0; i < n; i++) AFF_TRY(map_dense(p, &e[i], to, from, compat, err));
     return AFF_OK;
@@ -232,7 +240,8 @@ static aff_status map_block(aff_qplan *p, const char *to, const char *from, bool
     return MAP(p, rest, to, from, compat, err);
 }
 
-static aff_status map_compressor(aff_qplan *p, const char *to, const char *from, int64_t ratio, bool compat, aff_error *err)
+static aff_status map_compressor(aff_qplan *p, const char *to, const char *from, int64_t ratio, bool compat,
+                                 aff_error *err)
 {
     int64_t wide = (ratio == 4 ? 2 : 1) * p->head_dim, narrow = 2 * p->index_dim;
     const entry compressor[] = {
@@ -255,12 +264,14 @@ static aff_status map_compressor(aff_qplan *p, const char *to, const char *from,
 
 /* ---- experts ---- */
 
-static aff_status map_matrix(aff_qplan *p, aff_qmatrix *m, const char *prefix, uint64_t rows, uint64_t cols, aff_error *err)
+static aff_status map_matrix(aff_qplan *p, aff_qmatrix *m, const char *prefix, uint64_t rows, uint64_t cols,
+                             aff_error *err)
 {
     char name[128];
     snprintf(name, sizeof name, "%s.weight", prefix);
     AFF_TRY(find(p, name, rows, cols / 2, &m->weight, err));
-    if (m->weight->dtype != AFF_ST_I8 && m->weight->dtype != AFF_ST_U8) return wrong_dtype(p, m->weight, "I8 (packed FP4)", err);
+    if (m->weight->dtype != AFF_ST_I8 && m->weight->dtype != AFF_ST_U8)
+        return wrong_dtype(p, m->weight, "I8 (packed FP4)", err);
     snprintf(name, sizeof name, "%s.scale", prefix);
     AFF_TRY(find(p, name, rows, cols / 32, &m->scale, err));
     return m->scale->dtype == AFF_ST_F8_E8M0 ? AFF_OK : wrong_dtype(p, m->scale, "F8_E8M0", err);
@@ -285,8 +296,8 @@ static aff_status check_expert_width(const aff_qplan *p, bool mxfp4, aff_error *
 {
     int64_t unit = mxfp4 ? 32 : 64;
     if (p->hidden % unit == 0 && p->inter % unit == 0) return AFF_OK;
-    return aff__fail(err, AFF_E_UNSUPPORTED, "experts of %lld x %lld: %s needs both a multiple of %lld", (long long)p->inter,
-                     (long long)p->hidden, mxfp4 ? "mxfp4" : "q2p875", (long long)unit);
+    return aff__fail(err, AFF_E_UNSUPPORTED, "experts of %lld x %lld: %s needs both a multiple of %lld",
+                     (long long)p->inter, (long long)p->hidden, mxfp4 ? "mxfp4" : "q2p875", (long long)unit);
 }
 
 /* ---- main and draft ---- */
@@ -295,9 +306,12 @@ static aff_status map_main(aff_qplan *p, const aff_quantize_options *o, aff_erro
 {
     int64_t h = p->hidden, n = p->hc;
     const entry globals[] = {
-        {"token_embd", "embed.weight", MATRIX, false, p->vocab, h}, {"output", "head.weight", MATRIX, false, p->vocab, h},
-        {"output_norm", "norm.weight", VECTOR, true, 1, h},         {"hc_head_fn", "hc_head_fn", MIX_FN, false, n, n * h},
-        {"hc_head_base", "hc_head_base", VECTOR, true, 1, n},       {"hc_head_scale", "hc_head_scale", VECTOR, true, 1, 1},
+        {"token_embd", "embed.weight", MATRIX, false, p->vocab, h},
+        {"output", "head.weight", MATRIX, false, p->vocab, h},
+        {"output_norm", "norm.weight", VECTOR, true, 1, h},
+        {"hc_head_fn", "hc_head_fn", MIX_FN, false, n, n * h},
+        {"hc_head_base", "hc_head_base", VECTOR, true, 1, n},
+        {"hc_head_scale", "hc_head_scale", VECTOR, true, 1, 1},
     };
     AFF_TRY(MAP(p, globals, "", "", o->compat, err));
     for (uint32_t l = 0; l < p->layers; l++) {
@@ -356,7 +370,8 @@ static aff_status check_draft(const aff_qplan *p, const aff_quantize_options *o,
 {
     if (o->dspark && aff__ckpt_find(p->ckpt, "mtp.0.e_proj.weight"))
         return aff__fail(err, AFF_E_UNSUPPORTED,
-                         "%s: its draft is of the MTP-1 kind (mtp.0.e_proj), for which a companion container has no tensors; --dspark "
+                         "%s: its draft is of the MTP-1 kind (mtp.0.e_proj), for which a companion container has no "
+                         "tensors; --dspark "
                          "needs a DSpark draft (mtp.0.main_proj)",
                          o->src);
     if (o->dspark && (!p->stages || !p->has_dspark))
@@ -368,11 +383,13 @@ static aff_status check_draft(const aff_qplan *p, const aff_quantize_options *o,
 static aff_status choose_layers(aff_qplan *p, const aff_quantize_options *o, aff_error *err)
 {
     if (o->layers > p->layers_in_config)
-        return aff__fail(err, AFF_E_INVALID, "--layers %lld: the model has %lld layers", (long long)o->layers, (long long)p->layers_in_config);
+        return aff__fail(err, AFF_E_INVALID, "--layers %lld: the model has %lld layers", (long long)o->layers,
+                         (long long)p->layers_in_config);
     p->layers = (uint32_t)(o->dspark ? p->stages : o->layers ? o->layers : p->layers_in_config);
     uint64_t need = (uint64_t)p->layers_in_config + (o->dspark ? p->layers : 0);
     if (p->n_ratios < need)
-        return aff__fail(err, AFF_E_FORMAT, "%s/config.json: key 'compress_ratios': expected at least %llu entries, got %llu", o->src,
+        return aff__fail(err, AFF_E_FORMAT,
+                         "%s/config.json: key 'compress_ratios': expected at least %llu entries, got %llu", o->src,
                          (unsigned long long)need, (unsigned long long)p->n_ratios);
     return AFF_OK;
 }
@@ -401,7 +418,8 @@ static aff_status check_leftovers(aff_qplan *p, const aff_quantize_options *o, a
     qsort((void *)p->used, p->n_used, sizeof *p->used, by_address);
     for (uint64_t i = 0; i < aff__ckpt_count(p->ckpt); i++) {
         const aff_st_tensor *t = aff__ckpt_at(p->ckpt, i);
-        if (!in_scope(p, o, t->name) || bsearch(&t, (const void *)p->used, p->n_used, sizeof *p->used, by_address)) continue;
+        if (!in_scope(p, o, t->name) || bsearch(&t, (const void *)p->used, p->n_used, sizeof *p->used, by_address))
+            continue;
         return aff__fail(err, AFF_E_UNSUPPORTED, "%s: tensor '%s' (%s) has no place in a container of this model",
                          aff__ckpt_shard_path(p->ckpt, t->shard), t->name, aff__st_dtype_name(t->dtype));
     }
@@ -419,9 +437,12 @@ aff_status aff__qplan_make(aff_qplan *p, const aff_quantize_options *o, aff_erro
     AFF_TRY(check_expert_width(p, o->mxfp4, err));
     uint64_t tensors = (uint64_t)p->layers * (uint64_t)p->experts * 6;
     if (tensors > aff__ckpt_count(p->ckpt))
-        return aff__fail(err, AFF_E_FORMAT, "%s: expected %llu expert tensors (%u layers of %lld), got %llu tensors in all", o->src,
-                         (unsigned long long)tensors, p->layers, (long long)p->experts, (unsigned long long)aff__ckpt_count(p->ckpt));
-    AFF_TRY(aff__calloc(&p->matrices, (uint64_t)p->layers * (uint64_t)p->experts, 3 * sizeof *p->matrices, "expert list", err));
+        return aff__fail(err, AFF_E_FORMAT,
+                         "%s: expected %llu expert tensors (%u layers of %lld), got %llu tensors in all", o->src,
+                         (unsigned long long)tensors, p->layers, (long long)p->experts,
+                         (unsigned long long)aff__ckpt_count(p->ckpt));
+    AFF_TRY(aff__calloc(&p->matrices, (uint64_t)p->layers * (uint64_t)p->experts, 3 * sizeof *p->matrices,
+                        "expert list", err));
     AFF_TRY(o->dspark ? map_draft(p, o, err) : map_main(p, o, err));
     return check_leftovers(p, o, err);
 }

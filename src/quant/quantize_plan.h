@@ -1,4 +1,5 @@
-/* quantize_plan.h - what of a checkpoint goes where in a container: names, shapes, dtypes (spec container 5, model-v4 2, 3). */
+/* quantize_plan.h - what of a checkpoint goes where in a container: names, shapes, dtypes (spec container 5, model-v4
+ * 2, 3). */
 #ifndef AFF_QUANT_QUANTIZE_PLAN_H
 #define AFF_QUANT_QUANTIZE_PLAN_H
 #include "format/dtype.h"
@@ -26,8 +27,8 @@ typedef struct aff_qplan {
     char *config; /* the bytes of config.json */
     size_t config_size;
     /* Fields of config.json. */
-    int64_t vocab, hidden, layers_in_config, heads, head_dim, q_rank, o_groups, o_rank, index_heads, index_dim, experts, top_k, inter,
-        hash_layers, hc, markov_rank, taps;
+    int64_t vocab, hidden, layers_in_config, heads, head_dim, q_rank, o_groups, o_rank, index_heads, index_dim, experts,
+        top_k, inter, hash_layers, hc, markov_rank, taps;
     int64_t *ratios;
     uint64_t n_ratios;
     int64_t stages;  /* mtp.S found in the checkpoint */
@@ -41,8 +42,8 @@ typedef struct aff_qplan {
     uint64_t n_used, cap_used;
 } aff_qplan;
 
-/* Opens the checkpoint and maps every tensor in scope; anything missing, misshapen, of a wrong dtype or left over is an error that
- * names it. Free with aff__qplan_free, also after an error. */
+/* Opens the checkpoint and maps every tensor in scope; anything missing, misshapen, of a wrong dtype or left over is an
+ * error that names it. Free with aff__qplan_free, also after an error. */
 aff_status aff__qplan_make(aff_qplan *p, const aff_quantize_options *o, aff_error *err);
 void aff__qplan_free(aff_qplan *p);
 

@@ -10,12 +10,12 @@ void aff__progress_format(char *buf, size_t cap, const char *what, uint64_t done
     double part = total ? (double)done / (double)total : 1.0, seconds = (double)elapsed_ns * 1e-9;
     bool giga = total >= 1ull << 30;
     double unit = giga ? 1024 * mib : mib;
-    int n = snprintf(buf, cap, "%s: %.1f %%, %.2f of %.2f %s", what, 100 * part, (double)done / unit, (double)total / unit,
-                     giga ? "GiB" : "MiB");
+    int n = snprintf(buf, cap, "%s: %.1f %%, %.2f of %.2f %s", what, 100 * part, (double)done / unit,
+                     (double)total / unit, giga ? "GiB" : "MiB");
     if (n < 0 || (size_t)n >= cap || seconds < 1 || !done) return;
     uint64_t left = (uint64_t)(seconds * (1 / part - 1) + 0.5);
-    snprintf(buf + n, cap - (size_t)n, ", %.1f MiB/s, %llu:%02u:%02u left", (double)done / seconds / mib, (unsigned long long)(left / 3600),
-             (unsigned)(left / 60 % 60), (unsigned)(left % 60));
+    snprintf(buf + n, cap - (size_t)n, ", %.1f MiB/s, %llu:%02u:%02u left", (double)done / seconds / mib,
+             (unsigned long long)(left / 3600), (unsigned)(left / 60 % 60), (unsigned)(left % 60));
 }
 
 void aff__progress_start(aff_progress *p, FILE *to, const char *what)

@@ -1,5 +1,5 @@
-/* quantize: whole checkpoints to containers; what is written, that it repeats, and what is refused. The checkpoints are the random
- * ones of the golden data, re-written with a change here and there. */
+/* quantize: whole checkpoints to containers; what is written, that it repeats, and what is refused. The checkpoints are
+ * the random ones of the golden data, re-written with a change here and there. */
 #include "support/test.h"
 #include "base/file.h"
 #include "base/mem.h"
@@ -86,8 +86,8 @@ static void put_tensor(FILE *data, json_t *header, const tensor *t)
     for (int i = 0; i < t->ndim; i++) json_array_append_new(shape, json_integer((json_int_t)t->shape[i]));
     assert_int_equal(fwrite(t->data, 1, t->size, data), t->size);
     json_object_set_new(header, t->name,
-                        json_pack("{s:s, s:o, s:[I,I]}", "dtype", t->dtype, "shape", shape, "data_offsets", (json_int_t)from,
-                                  (json_int_t)(from + t->size)));
+                        json_pack("{s:s, s:o, s:[I,I]}", "dtype", t->dtype, "shape", shape, "data_offsets",
+                                  (json_int_t)from, (json_int_t)(from + t->size)));
 }
 
 static void apply(const edit *e, tensor *t)
@@ -271,17 +271,19 @@ static aff_mxfp4 source_matrix(const aff_ckpt *k, const char *layer, int e, int 
     return (aff_mxfp4){w->data, aff__ckpt_find(k, buf)->data, w->shape[0], w->shape[1] * 2};
 }
 
-static const aff_matdesc *part_of(const aff_clayer *l, int part) { return part == 0 ? &l->gate : part == 1 ? &l->up : &l->down; }
+static const aff_matdesc *part_of(const aff_clayer *l, int part)
+{
+    return part == 0 ? &l->gate : part == 1 ? &l->up : &l->down;
+}
 
 /* The default container; other tests take its codebook. */
 static void model_container(void **state)
 {
     (void)state;
     quantize((aff_quantize_options){.src = DSPARK, .out = at("main.aff"), .threads = 1});
-    quantize((aff_quantize_options){.src = DSPARK, .out = at("again.aff"), .threads = 3});
-    same_file(at("main.aff"), at("again.aff"));
-    write_checkpoint(DSPARK, &(edit){0}); /* one shard instead of two */
-    quantize((aff_quantize_options){.src = at("ck"), .out = at("again.aff"), .threads = 2, .cb_spread = true});
+    /* Again with more threads, one shard instead of two, and the default said aloud. */
+    write_checkpoint(DSPARK, &(edit){0});
+    quantize((aff_quantize_options){.src = at("ck"), .out = at("again.aff"), .threads = 3, .cb_spread = true});
     same_file(at("main.aff"), at("again.aff"));
 
     aff_container *c = open_container(at("main.aff"));
@@ -289,11 +291,16 @@ static void model_container(void **state)
     aff_error err = {0};
     assert_int_equal(aff__container_verify(c, NULL, NULL, &err), AFF_OK);
     static const char *const names[] = {
-        "__codebook",         "token_embd",         "output",            "output_norm",        "hc_head_fn",        "hc_head_base",
-        "hc_head_scale",      "blk.0.attn_norm",    "blk.0.ffn_norm",    "blk.0.attn_sinks",   "blk.0.attn_q_a",    "blk.0.attn_q_b",
-        "blk.0.attn_kv",      "blk.0.attn_out_a",   "blk.0.attn_out_b",  "blk.0.attn_q_norm",  "blk.0.attn_kv_norm", "blk.0.ffn_gate_inp",
-        "blk.0.ffn_gate_hash", "blk.0.shexp_gate",  "blk.0.shexp_up",    "blk.0.shexp_down",   "blk.0.hc_attn_fn",  "blk.0.hc_attn_base",
-        "blk.0.hc_attn_scale", "blk.0.hc_ffn_fn",   "blk.0.hc_ffn_base", "blk.0.hc_ffn_scale", "blk.1.attn_norm",
+        "__codebook",          "token_embd",         "output",
+        "output_norm",         "hc_head_fn",         "hc_head_base",
+        "hc_head_scale",       "blk.0.attn_norm",    "blk.0.ffn_norm",
+        "blk.0.attn_sinks",    "blk.0.attn_q_a",     "blk.0.attn_q_b",
+        "blk.0.attn_kv",       "blk.0.attn_out_a",   "blk.0.attn_out_b",
+        "blk.0.attn_q_norm",   "blk.0.attn_kv_norm", "blk.0.ffn_gate_inp",
+        "blk.0.ffn_gate_hash", "blk.0.shexp_gate",   "blk.0.shexp_up",
+        "blk.0.shexp_down",    "blk.0.hc_attn_fn",   "blk.0.hc_attn_base",
+        "blk.0.hc_attn_scale", "blk.0.hc_ffn_fn",    "blk.0.hc_ffn_base",
+        "blk.0.hc_ffn_scale",  "blk.1.attn_norm",
     };
     check_names(c, names, sizeof names / sizeof *names);
     assert_int_equal(aff__container_tensors(c), 7 + 3 * 21 + 2 * 4 + 6);
@@ -324,7 +331,8 @@ static void model_container(void **state)
                 const aff_matdesc *m = part_of(aff__container_layer(c, l), i);
                 assert_int_equal(m->quant, AFF_Q2P875G);
                 assert_int_equal(aff__mxfp4_decode(&src, w, &err), AFF_OK);
-                assert_int_equal(aff__expert_matrix_error(m, aff__container_expert(c, l, (uint32_t)e), cb, w, NULL, &q), AFF_OK);
+                assert_int_equal(aff__expert_matrix_error(m, aff__container_expert(c, l, (uint32_t)e), cb, w, NULL, &q),
+                                 AFF_OK);
             }
             assert_true(aff__qerror_relative(&q) > 0.05 && aff__qerror_relative(&q) < 0.2);
         }
@@ -412,20 +420,22 @@ static void compatible_container(void **state)
 static void draft_container(void **state)
 {
     (void)state;
-    quantize((aff_quantize_options){.src = DSPARK, .out = at("draft.aff"), .threads = 1, .dspark = true, .codebook = at("main.aff")});
-    quantize((aff_quantize_options){.src = DSPARK, .out = at("again.aff"), .threads = 2, .dspark = true, .codebook = at("main.aff")});
+    quantize((aff_quantize_options){
+        .src = DSPARK, .out = at("draft.aff"), .threads = 1, .dspark = true, .codebook = at("main.aff")});
+    quantize((aff_quantize_options){
+        .src = DSPARK, .out = at("again.aff"), .threads = 2, .dspark = true, .codebook = at("main.aff")});
     same_file(at("draft.aff"), at("again.aff"));
     aff_container *c = open_container(at("draft.aff")), *main_c = open_container(at("main.aff"));
     aff_ckpt *k = open_dspark();
     static const char *const names[] = {
-        "__codebook",     "mtp_main_proj",    "mtp_main_norm",     "mtp_norm",      "mtp_hc_head_fn",
-        "mtp_hc_head_base", "mtp_hc_head_scale", "mtp_markov_w1", "mtp_markov_w2", "mtp_confidence",
-        "mtp.0.attn_norm",
+        "__codebook",        "mtp_main_proj", "mtp_main_norm", "mtp_norm",       "mtp_hc_head_fn",  "mtp_hc_head_base",
+        "mtp_hc_head_scale", "mtp_markov_w1", "mtp_markov_w2", "mtp_confidence", "mtp.0.attn_norm",
     };
     check_names(c, names, sizeof names / sizeof *names);
     assert_int_equal(aff__container_tensors(c), 73);
     assert_int_equal(aff__container_layers(c), 3);
-    assert_memory_equal(aff__container_find(c, "__codebook")->blob, aff__container_find(main_c, "__codebook")->blob, AFF_CB_BYTES);
+    assert_memory_equal(aff__container_find(c, "__codebook")->blob, aff__container_find(main_c, "__codebook")->blob,
+                        AFF_CB_BYTES);
     check_fp8(c, k, "mtp_main_proj", "mtp.0.main_proj");
     check_f32(c, k, "mtp_main_norm", "mtp.0.main_norm.weight");
     check_f32(c, k, "mtp_norm", "mtp.2.norm.weight");
@@ -439,7 +449,8 @@ static void draft_container(void **state)
     assert_string_equal(json_string_value(json_object_get(pa, "role")), "draft");
     static const char *const shared[] = {"checkpoint_xxh3", "codebook_xxh3", "chat_encoding"};
     for (int i = 0; i < 3; i++)
-        assert_string_equal(json_string_value(json_object_get(pa, shared[i])), json_string_value(json_object_get(pb, shared[i])));
+        assert_string_equal(json_string_value(json_object_get(pa, shared[i])),
+                            json_string_value(json_object_get(pb, shared[i])));
     json_decref(pa);
     json_decref(pb);
     aff__ckpt_close(k);
@@ -451,7 +462,8 @@ static void lossless_container(void **state)
 {
     (void)state;
     quantize((aff_quantize_options){.src = DSPARK, .out = at("fp4.aff"), .threads = 2, .mxfp4 = true});
-    quantize((aff_quantize_options){.src = DSPARK, .out = at("fp4-draft.aff"), .threads = 2, .mxfp4 = true, .dspark = true});
+    quantize(
+        (aff_quantize_options){.src = DSPARK, .out = at("fp4-draft.aff"), .threads = 2, .mxfp4 = true, .dspark = true});
     aff_ckpt *k = open_dspark();
     for (int draft = 0; draft < 2; draft++) {
         aff_container *c = open_container(at(draft ? "fp4-draft.aff" : "fp4.aff"));
@@ -506,42 +518,88 @@ static void bad_checkpoints(void **state)
         bool dspark;
         const char *line;
     } cases[] = {
-        {{.name = "layers.1.ffn.experts.2.w3.scale", .drop = true}, false, "tensor 'layers.1.ffn.experts.2.w3.scale' is missing"},
+        {{.name = "layers.1.ffn.experts.2.w3.scale", .drop = true},
+         false,
+         "tensor 'layers.1.ffn.experts.2.w3.scale' is missing"},
         {{.name = "layers.2.attn.wq_a.scale", .drop = true}, false, "tensor 'layers.2.attn.wq_a.scale' is missing"},
         {{.name = "hc_head_base", .drop = true}, false, "tensor 'hc_head_base' is missing"},
-        {{.name = "mtp.2.markov_head.markov_w2.weight", .drop = true}, true, "tensor 'mtp.2.markov_head.markov_w2.weight' is missing"},
-        {{.name = "embed.weight", .rows = 512, .cols = 64}, false, "tensor 'embed.weight': expected shape [256, 128], got [512, 64]"},
-        {{.name = "layers.0.attn.attn_sink", .cols = 1}, false, "tensor 'layers.0.attn.attn_sink': expected shape [2], got [1]"},
-        {{.name = "layers.0.attn.wkv.scale", .rows = 2, .cols = 1}, false, "tensor 'layers.0.attn.wkv.scale': expected shape [4, 1], got [2, 1]"},
+        {{.name = "mtp.2.markov_head.markov_w2.weight", .drop = true},
+         true,
+         "tensor 'mtp.2.markov_head.markov_w2.weight' is missing"},
+        {{.name = "embed.weight", .rows = 512, .cols = 64},
+         false,
+         "tensor 'embed.weight': expected shape [256, 128], got [512, 64]"},
+        {{.name = "layers.0.attn.attn_sink", .cols = 1},
+         false,
+         "tensor 'layers.0.attn.attn_sink': expected shape [2], got [1]"},
+        {{.name = "layers.0.attn.wkv.scale", .rows = 2, .cols = 1},
+         false,
+         "tensor 'layers.0.attn.wkv.scale': expected shape [4, 1], got [2, 1]"},
         {{.name = "norm.weight", .dtype = "F16"}, false, "tensor 'norm.weight': expected BF16 or F32, got F16"},
-        {{.name = "layers.0.ffn.gate.tid2eid", .dtype = "I32"}, false, "tensor 'layers.0.ffn.gate.tid2eid': expected I64, got I32"},
-        {{.name = "layers.0.attn.wkv.weight", .dtype = "I8"}, false, "tensor 'layers.0.attn.wkv.weight': expected F8_E4M3, got I8"},
-        {{.name = "layers.2.ffn.experts.0.w1.weight", .dtype = "F8_E4M3"}, false, "layers.2.ffn.experts.0.w1.weight': expected I8"},
-        {{.name = "norm.weight", .copy_as = "layers.0.attn.extra.weight"}, false, "tensor 'layers.0.attn.extra.weight' (BF16) has no place"},
+        {{.name = "layers.0.ffn.gate.tid2eid", .dtype = "I32"},
+         false,
+         "tensor 'layers.0.ffn.gate.tid2eid': expected I64, got I32"},
+        {{.name = "layers.0.attn.wkv.weight", .dtype = "I8"},
+         false,
+         "tensor 'layers.0.attn.wkv.weight': expected F8_E4M3, got I8"},
+        {{.name = "layers.2.ffn.experts.0.w1.weight", .dtype = "F8_E4M3"},
+         false,
+         "layers.2.ffn.experts.0.w1.weight': expected I8"},
+        {{.name = "norm.weight", .copy_as = "layers.0.attn.extra.weight"},
+         false,
+         "tensor 'layers.0.attn.extra.weight' (BF16) has no place"},
         {{.name = "norm.weight", .copy_as = "mtp.1.extra"}, true, "tensor 'mtp.1.extra' (BF16) has no place"},
-        {{.name = "layers.0.ffn.gate.tid2eid", .poke_at = 17, .poke = {5}, .poke_n = 1}, false, "tid2eid': element 2 is no number of an expert"},
-        {{.name = "layers.0.ffn.gate.tid2eid", .poke_at = 24, .poke = {0x80}, .poke_n = 1}, false, "tid2eid': element 2 is no number of an expert"},
-        {{.name = "layers.1.attn.wkv.weight", .poke_at = 8, .poke = {0xff}, .poke_n = 1}, false, "layers.1.attn.wkv.weight': element 7 is not a number"},
-        {{.name = "layers.1.attn.wkv.scale", .poke_at = 2, .poke = {0xff}, .poke_n = 1}, false, "layers.1.attn.wkv.scale': element 1 is not a number"},
-        {{.name = "layers.1.attn_norm.weight", .poke_at = 1, .poke = {0x80, 0x7f}, .poke_n = 2}, false, "layers.1.attn_norm.weight': element 0 is not finite"},
-        {{.name = "layers.1.ffn.experts.4.w2.scale", .poke_at = 4, .poke = {0xff}, .poke_n = 1}, false, "layer 1 expert 4: w2: scale byte 3"},
-        {{.name = "layers.0.attn.wo_a.weight", .rows = 64, .cols = 512, .config_from = "\"o_lora_rank\": 64", .config_to = "\"o_lora_rank\": 32"},
-         false, "tensor 'layers.0.attn.wo_a.weight': 64 x 512: a container holds FP8 matrices of whole 128 x 128 tiles only"},
-        {{.config_from = "\"moe_intermediate_size\": 128", .config_to = "\"moe_intermediate_size\": 16"}, false, "experts of 16 x 128: mxfp4 needs both a multiple of 32"},
+        {{.name = "layers.0.ffn.gate.tid2eid", .poke_at = 17, .poke = {5}, .poke_n = 1},
+         false,
+         "tid2eid': element 2 is no number of an expert"},
+        {{.name = "layers.0.ffn.gate.tid2eid", .poke_at = 24, .poke = {0x80}, .poke_n = 1},
+         false,
+         "tid2eid': element 2 is no number of an expert"},
+        {{.name = "layers.1.attn.wkv.weight", .poke_at = 8, .poke = {0xff}, .poke_n = 1},
+         false,
+         "layers.1.attn.wkv.weight': element 7 is not a number"},
+        {{.name = "layers.1.attn.wkv.scale", .poke_at = 2, .poke = {0xff}, .poke_n = 1},
+         false,
+         "layers.1.attn.wkv.scale': element 1 is not a number"},
+        {{.name = "layers.1.attn_norm.weight", .poke_at = 1, .poke = {0x80, 0x7f}, .poke_n = 2},
+         false,
+         "layers.1.attn_norm.weight': element 0 is not finite"},
+        {{.name = "layers.1.ffn.experts.4.w2.scale", .poke_at = 4, .poke = {0xff}, .poke_n = 1},
+         false,
+         "layer 1 expert 4: w2: scale byte 3"},
+        {{.name = "layers.0.attn.wo_a.weight",
+          .rows = 64,
+          .cols = 512,
+          .config_from = "\"o_lora_rank\": 64",
+          .config_to = "\"o_lora_rank\": 32"},
+         false,
+         "tensor 'layers.0.attn.wo_a.weight': 64 x 512: a container holds FP8 matrices of whole 128 x 128 tiles only"},
+        {{.config_from = "\"moe_intermediate_size\": 128", .config_to = "\"moe_intermediate_size\": 16"},
+         false,
+         "experts of 16 x 128: mxfp4 needs both a multiple of 32"},
         {{.config_from = "\"hidden_size\"", .config_to = "\"hidden\""}, false, "hidden_size"},
         {{.config_from = "\"deepseek_v4\"", .config_to = "\"llama\""}, false, "expected 'deepseek_v4', got 'llama'"},
-        {{.config_from = "\"n_routed_experts\": 5", .config_to = "\"n_routed_experts\": 60000"}, false, "expected 1080000 expert tensors"},
-        {{.config_from = "\"compress_ratios\": [", .config_to = "\"compress_ratios\": [3,"}, false, "entry 0 is neither 0 nor a power of two"},
-        {{.config_from = "\"num_hidden_layers\": 3", .config_to = "\"num_hidden_layers\": 9"}, false, "expected at least 9 entries, got 6"},
+        {{.config_from = "\"n_routed_experts\": 5", .config_to = "\"n_routed_experts\": 60000"},
+         false,
+         "expected 1080000 expert tensors"},
+        {{.config_from = "\"compress_ratios\": [", .config_to = "\"compress_ratios\": [3,"},
+         false,
+         "entry 0 is neither 0 nor a power of two"},
+        {{.config_from = "\"num_hidden_layers\": 3", .config_to = "\"num_hidden_layers\": 9"},
+         false,
+         "expected at least 9 entries, got 6"},
         {{.config_from = "\"o_groups\": 2", .config_to = "\"o_groups\": 3"}, false, "3 does not divide 2 heads of 512"},
         {{.name = "mtp.0.attn.wkv.weight", .drop = true}, true, "tensor 'mtp.0.attn.wkv.weight' is missing"},
         {{.name = "mtp.0.main_proj.weight", .drop = true}, true, "tensor 'mtp.0.main_proj.weight' is missing"},
         {{.config_from = "\"dspark_target_layer_ids\"", .config_to = "\"x\""}, true, "dspark_target_layer_ids"},
-        {{.config_from = "\"dspark_target_layer_ids\": [", .config_to = "\"dspark_target_layer_ids\": [3,"}, true, "entry 0 is not a layer below 3"},
+        {{.config_from = "\"dspark_target_layer_ids\": [", .config_to = "\"dspark_target_layer_ids\": [3,"},
+         true,
+         "entry 0 is not a layer below 3"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_checkpoint(DSPARK, &cases[i].e);
-        refused((aff_quantize_options){.src = at("ck"), .mxfp4 = true, .dspark = cases[i].dspark, .threads = 2}, cases[i].line);
+        refused((aff_quantize_options){.src = at("ck"), .mxfp4 = true, .dspark = cases[i].dspark, .threads = 2},
+                cases[i].line);
     }
     /* What is wrong in a draft does not stop the model, and the other way round. */
     write_checkpoint(DSPARK, &(edit){.name = "norm.weight", .copy_as = "mtp.1.extra"});
@@ -575,6 +633,24 @@ static void bad_options_and_files(void **state)
     }
 }
 
+static void out_of_memory(void **state)
+{
+    (void)state;
+    aff_status s = AFF_E_NOMEM;
+    for (unsigned k = 1; s != AFF_OK; k += 1 + k / 8) {
+        aff_error err = {0};
+        glob_t g;
+        aff_quantize_options o = {.src = MTP1, .out = at("out/x.aff"), .mxfp4 = true, .threads = 1};
+        aff__alloc_fail_after(k);
+        s = aff__quantize(&o, &err);
+        aff__alloc_fail_after(0);
+        if (s == AFF_OK) break;
+        assert_int_equal(s, AFF_E_NOMEM);
+        assert_int_equal(glob(at("out/x*"), 0, NULL, &g), GLOB_NOMATCH);
+    }
+    assert_int_equal(remove(at("out/x.aff")), 0);
+}
+
 typedef struct heard {
     uint64_t calls, last, total;
     int warnings, lines;
@@ -605,14 +681,22 @@ static void tells_what_it_does(void **state)
 {
     (void)state;
     heard h = {0};
-    aff_quantize_options o = {.src = DSPARK, .out = at("again.aff"), .codebook = at("main.aff"), .threads = 3, .dspark = true,
-                              .ctx = &h, .say = on_line, .warn = on_warning, .progress = on_progress};
+    aff_quantize_options o = {.src = DSPARK,
+                              .out = at("again.aff"),
+                              .codebook = at("main.aff"),
+                              .threads = 3,
+                              .dspark = true,
+                              .ctx = &h,
+                              .say = on_line,
+                              .warn = on_warning,
+                              .progress = on_progress};
     quantize(o);
     assert_int_equal(h.last, h.total);
     assert_true(h.total > 0 && h.calls > 15 && h.lines > 5);
     assert_int_equal(h.warnings, 0);
     /* One changed norm: another checkpoint. */
-    write_checkpoint(DSPARK, &(edit){.name = "layers.1.attn.kv_norm.weight", .poke_at = 1, .poke = {0x5a}, .poke_n = 1});
+    write_checkpoint(DSPARK,
+                     &(edit){.name = "layers.1.attn.kv_norm.weight", .poke_at = 1, .poke = {0x5a}, .poke_n = 1});
     o.src = at("ck");
     h = (heard){0};
     quantize(o);
@@ -641,8 +725,8 @@ int main(void)
         cmocka_unit_test(model_container),       cmocka_unit_test(compatible_container),
         cmocka_unit_test(draft_container),       cmocka_unit_test(lossless_container),
         cmocka_unit_test(first_layers),          cmocka_unit_test(bad_checkpoints),
-        cmocka_unit_test(bad_options_and_files), cmocka_unit_test(tells_what_it_does),
-        cmocka_unit_test(progress_lines),
+        cmocka_unit_test(bad_options_and_files), cmocka_unit_test(out_of_memory),
+        cmocka_unit_test(tells_what_it_does),    cmocka_unit_test(progress_lines),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
