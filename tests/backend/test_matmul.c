@@ -1,6 +1,7 @@
 /* Dense products: against double precision, and bit for bit over instruction sets, rows in a call, threads and strides. */
 #include "support/test.h"
 #include "backend/kernel_random.h"
+#include "backend/cpu/inner.h"
 #include "backend/cpu/kernels.h"
 #include "base/mem.h"
 #include "quant/numbers.h"
@@ -271,13 +272,36 @@ static void vectors_follow_the_definition(void **state)
     }
 }
 
+static void rounding_is_one_function(void **state)
+{
+    (void)state;
+    uint64_t seed = 7;
+    float x[203], y[203], want[203];
+    const float odd[] = {1.00390625f, 1.01171875f, 1.005f, -1.00390625f, INFINITY, -INFINITY, 0x1.fffffep+127f, 0x1p-149f, 0x1.8p-134f, -0.0f, 0.0f};
+    const float even[] = {1.0f, 1.015625f, 1.0078125f, -1.0f, INFINITY, -INFINITY, INFINITY, 0.0f, 0x1p-133f, -0.0f, 0.0f};
+    EACH_LEVEL(l)
+    {
+        const aff__cpu_inner *in = aff__cpu_inner_now();
+        in->round_bf16(odd, y, 11);
+        assert_int_equal(first_difference(y, even, 11), -1);
+        for (int round = 0; round < 50; round++) {
+            int n = draw_int(&seed, 0, 203);
+            fill(x, n, true, &seed);
+            if (n > 3) x[3] = NAN;
+            for (int i = 0; i < n; i++) want[i] = aff__round_bf16(x[i]);
+            in->round_bf16(x, y, n);
+            assert_int_equal(first_difference(y, want, n), -1);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_agree_with_double_precision), cmocka_unit_test(every_level_gives_the_defined_bits),
         cmocka_unit_test(every_e4m3_code_and_scale_is_exact),   cmocka_unit_test(a_row_does_not_depend_on_its_company),
         cmocka_unit_test(groups_are_products_of_their_slices),  cmocka_unit_test(no_memory_changes_nothing),
-        cmocka_unit_test(vectors_follow_the_definition),
+        cmocka_unit_test(vectors_follow_the_definition),        cmocka_unit_test(rounding_is_one_function),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

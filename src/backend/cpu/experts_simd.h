@@ -231,6 +231,7 @@ static void mxfp4_simd(const aff_expert_mat *m, int rows, int cols, int r0, int 
             for (int i = 0; i < EX_ROWS; i++) {
                 const uint8_t *codes = m->codes + (int64_t)(r + i) * (cols / 2) + k0 / 2;
                 const uint8_t *e8m0 = m->fields + (int64_t)(r + i) * (cols / 32) + k0 / 32;
+                if (r + 2 * EX_ROWS <= r1) _mm_prefetch((const char *)codes + (int64_t)EX_ROWS * (cols / 2), _MM_HINT_T0);
                 for (int b = 0; b < blocks; b++) {
                     _mm256_store_si256((__m256i *)(void *)g.w[b][i], ex_nibbles(codes + 16 * b));
                     g.scale[b][i] = aff__half_e8m0(e8m0[b]);

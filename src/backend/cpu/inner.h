@@ -19,6 +19,8 @@ typedef struct aff__cpu_inner {
     float (*dot)(const float *a, const float *b, int n);
     void (*axpy)(float *y, float a, const float *x, int n);
     void (*scale)(float *y, float a, int n);
+    /* y = x rounded to bf16 (nearest even), as float32. */
+    void (*round_bf16)(const float *x, float *y, int n);
     void (*attend)(const float *q, int heads, int D, const float *const *key, int n, const float *sink, float scale,
                    float *o);
     void (*index_scores)(const float *iq, const float *w, int heads, int D, const float *ik, int64_t ld_ik, int n,

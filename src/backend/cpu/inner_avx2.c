@@ -13,6 +13,7 @@ const aff__cpu_inner aff__cpu_inner_avx2 = {
     .dot = dot_simd,
     .axpy = axpy_simd,
     .scale = scale_simd,
+    .round_bf16 = round_bf16_simd,
     .attend = attend_simd,
     .index_scores = index_scores_simd,
     .swiglu = swiglu_simd,

@@ -22,8 +22,17 @@ typedef struct job {
     int64_t ldy;
     int block, blocks; /* rows of a task, tasks per group */
     int groups;
-    bool round;
+    bool round;  /* x is to be rounded on the way */
+    float *copy; /* where round_task puts its rows [T][groups * cols] */
 } job;
+
+static void round_task(void *ctx, int64_t t, int thread)
+{
+    (void)thread;
+    const job *j = ctx;
+    int width = j->groups * j->w->cols;
+    j->in->round_bf16(j->x + t * j->ldx, j->copy + t * width, width);
+}
 
 static void run_task(void *ctx, int64_t task, int thread)
 {
@@ -49,7 +58,6 @@ static void run_job(aff_pool *pool, job *j)
     int block = TASK_WEIGHTS / (j->w->cols > 0 ? j->w->cols : 1) / 8 * 8;
     j->block = block < 8 ? 8 : aff__min_int(block, 256);
     j->blocks = aff__ceil_div(j->group_rows, j->block);
-    j->in = aff__cpu_inner_now();
     if ((int64_t)j->w->rows * j->w->cols * j->T < ALONE) pool = NULL;
     aff__pool_run(pool, run_task, j, (int64_t)j->blocks * j->groups * aff__ceil_div(j->T, AFF__ROWS_MAX));
 }
@@ -58,24 +66,19 @@ void aff__cpu_matmul_grouped(aff_pool *pool, const aff_weight *w, aff_numerics n
                              int64_t ldx, int T, float *y, int64_t ldy)
 {
     if (w->rows <= 0 || groups <= 0 || T <= 0) return;
-    job j = {.w = w, .group_rows = w->rows / groups, .groups = groups, .x = x, .ldx = ldx, .T = T, .y = y, .ldy = ldy};
+    job j = {.w = w, .in = aff__cpu_inner_now(), .group_rows = w->rows / groups, .groups = groups, .x = x, .ldx = ldx, .T = T, .y = y, .ldy = ldy};
     if (num != AFF_FAST || w->wide) {
         run_job(pool, &j);
         return;
     }
     /* One rounded copy for the whole call; without memory for it the scalar form rounds as it goes, to the same bits. */
     int width = groups * w->cols;
-    float *copy = NULL;
-    if (aff__realloc(&copy, (uint64_t)T * (uint64_t)width, sizeof *copy, "rounded activations", NULL) != AFF_OK) {
-        j.round = true;
-        run_job(pool, &j);
-        return;
-    }
-    for (int t = 0; t < T; t++)
-        for (int k = 0; k < width; k++) copy[(int64_t)t * width + k] = aff__round_bf16(x[t * ldx + k]);
-    j.x = copy, j.ldx = width;
+    if (aff__realloc(&j.copy, (uint64_t)T * (uint64_t)width, sizeof *j.copy, "rounded activations", NULL) == AFF_OK) {
+        aff__pool_run((int64_t)T * width < ALONE ? NULL : pool, round_task, &j, T);
+        j.x = j.copy, j.ldx = width;
+    } else j.round = true;
     run_job(pool, &j);
-    free(copy);
+    free(j.copy);
 }
 
 void aff__cpu_matmul(aff_pool *pool, const aff_weight *w, aff_numerics num, const float *x, int64_t ldx, int T, float *y,

@@ -48,6 +48,16 @@ AFF__INLINE v16 v16_load_bf16(const uint16_t *p)
     return _mm512_castsi512_ps(_mm512_slli_epi32(u, 16));
 }
 
+/* aff__round_bf16 */
+AFF__INLINE v16 v16_round_bf16(v16 a)
+{
+    __m512i u = _mm512_castps_si512(a), half = _mm512_set1_epi32(0x7fff), high = _mm512_set1_epi32((int)0xffff0000u);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    __m512i r = _mm512_add_epi32(_mm512_add_epi32(u, half), odd);
+    r = _mm512_mask_or_epi32(r, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), u, _mm512_set1_epi32(0x400000));
+    return _mm512_castsi512_ps(_mm512_and_si512(r, high));
+}
+
 AFF__INLINE v16 v16_exp(v16 x)
 {
     x = v16_max(v16_set1(AFF__EXP_LO), v16_min(v16_set1(AFF__EXP_HI), x));
@@ -140,6 +150,18 @@ AFF__INLINE v16 v16_load_bf16(const uint16_t *p)
     __m256i b = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(p + 8)));
     return (v16){_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
 }
+
+AFF__INLINE __m256 v8_round_bf16(__m256 a)
+{
+    __m256i u = _mm256_castps_si256(a), half = _mm256_set1_epi32(0x7fff), high = _mm256_set1_epi32((int)0xffff0000u);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    __m256i r = _mm256_add_epi32(_mm256_add_epi32(u, half), odd);
+    __m256 quiet = _mm256_castsi256_ps(_mm256_or_si256(u, _mm256_set1_epi32(0x400000)));
+    __m256 v = _mm256_blendv_ps(_mm256_castsi256_ps(r), quiet, _mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+    return _mm256_and_ps(v, _mm256_castsi256_ps(high));
+}
+/* aff__round_bf16 */
+AFF__INLINE v16 v16_round_bf16(v16 a) { return (v16){v8_round_bf16(a.l), v8_round_bf16(a.h)}; }
 
 AFF__INLINE __m256 v8_exp(__m256 x)
 {

@@ -13,6 +13,7 @@ const aff__cpu_inner aff__cpu_inner_scalar = {
     .dot = aff__dot_scalar,
     .axpy = aff__axpy_scalar,
     .scale = aff__scale_scalar,
+    .round_bf16 = aff__round_bf16_scalar,
     .attend = aff__attend_scalar,
     .index_scores = aff__index_scores_scalar,
     .swiglu = aff__swiglu_scalar,
@@ -44,6 +45,11 @@ void aff__axpy_scalar(float *y, float a, const float *x, int n)
 void aff__scale_scalar(float *y, float a, int n)
 {
     for (int i = 0; i < n; i++) y[i] *= a;
+}
+
+void aff__round_bf16_scalar(const float *x, float *y, int n)
+{
+    for (int i = 0; i < n; i++) y[i] = aff__round_bf16(x[i]);
 }
 
 float aff__cpu_dot(const float *a, const float *b, int n) { return aff__cpu_inner_now()->dot(a, b, n); }

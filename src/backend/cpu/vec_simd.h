@@ -26,6 +26,13 @@ static void scale_simd(float *y, float a, int n)
     if (i < n) v16_store_part(y + i, v16_mul(v16_load_part(y + i, n - i), f), n - i);
 }
 
+static void round_bf16_simd(const float *x, float *y, int n)
+{
+    int i = 0;
+    for (; i + 16 <= n; i += 16) v16_store(y + i, v16_round_bf16(v16_load(x + i)));
+    if (i < n) v16_store_part(y + i, v16_round_bf16(v16_load_part(x + i, n - i)), n - i);
+}
+
 static void swiglu_simd(float *g, const float *u, float weight, float limit, int n)
 {
     for (int i = 0; i < n; i += 16) {
