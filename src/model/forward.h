@@ -32,6 +32,6 @@ aff_status aff__draft_block(aff_runner *r, aff_seq *seq, int32_t id0, int32_t *i
                             aff_error *err);
 
 /* MTP-1 (spec 13.1): after aff__forward of rows with ids id[0..n), next[i] the id that follows row i: logits [n][vocab] for the token
- * after next. Uses the streams of the last aff__forward call, which must have been those n (<= AFF_MAX_CHUNK) rows. */
+ * after next. Uses up the streams of the last aff__forward call, which must have been those n (<= AFF_MAX_CHUNK) rows. */
 aff_status aff__draft_mtp1(aff_runner *r, aff_seq *seq, const int32_t *next, int n, float *logits, aff_error *err);
 #endif
