@@ -47,6 +47,6 @@ typedef struct aff_draft_request {
 aff_status aff__draft_many(aff_runner *r, const aff_draft_request *d, int count, aff_trace_fn trace, void *trace_ctx, aff_error *err);
 
 /* MTP-1 (spec 13.1): after aff__forward of rows with ids id[0..n), next[i] the id that follows row i: logits [n][vocab] for the token
- * after next. Uses the streams of the last aff__forward call, which must have been those n (<= AFF_MAX_CHUNK) rows. */
+ * after next. Uses up the streams of the last aff__forward call, which must have been those n (<= AFF_MAX_CHUNK) rows. */
 aff_status aff__draft_mtp1(aff_runner *r, aff_seq *seq, const int32_t *next, int n, float *logits, aff_error *err);
 #endif

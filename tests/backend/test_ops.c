@@ -10,7 +10,10 @@
 static aff_backend *B[3]; /* math, sim, fast */
 static uint64_t seed = 2024;
 
-static int below(int n) { return (int)(aff__splitmix64(&seed) % (uint64_t)n); }
+static int below(int n)
+{
+    return (int)(aff__splitmix64(&seed) % (uint64_t)n);
+}
 /* About normal: mean 0, deviation 1. */
 static float noise(void)
 {
@@ -38,7 +41,10 @@ static void near_row(const char *what, const float *a, const double *b, int n, d
     if (!(e <= tol * m)) fail_msg("%s: error %g of %g (n = %d)", what, e, m, n);
 }
 
-static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+static double sigmoid(double x)
+{
+    return 1 / (1 + exp(-x));
+}
 
 /* ---- hyper-connections ---- */
 
@@ -60,12 +66,19 @@ static void test_hyper_connections(void **state)
     static const int streams[] = {4, 1, 2, 8, 4};
     for (int round = 0; round < 5; round++) {
         const int N = streams[round], H = 3 + below(90), T = 1 + below(round == 0 ? 140 : 9), rows = (2 + N) * N;
-        float *fn = noises((int64_t)rows * N * H), *base = noises(rows), *X = noises((int64_t)T * N * H), *keep = malloc(sizeof(float) * (size_t)(T * N * H));
-        float scale[3] = {1.1f, 0.9f, 1.3f}, *u = noises(T * H), *post = noises(T * N), *comb = noises(T * N * N), *f = noises(T * H);
+        float *fn = noises((int64_t)rows * N * H), *base = noises(rows), *X = noises((int64_t)T * N * H),
+              *keep = malloc(sizeof(float) * (size_t)(T * N * H));
+        float scale[3] = {1.1f, 0.9f, 1.3f}, *u = noises(T * H), *post = noises(T * N), *comb = noises(T * N * N),
+              *f = noises(T * H);
         memcpy(keep, X, sizeof(float) * (size_t)(T * N * H));
         for (int i = 0; i < rows * N * H; i++) fn[i] *= 0.3f;
-        const aff_hc h = {.fn = {.dtype = AFF_F32, .rows = rows, .cols = N * H, .data = fn, .wide = true}, .scale = scale, .base = base, .streams = N,
-                          .iters = 1 + below(20), .eps = 1e-3f, .rms_eps = 1e-2f};
+        const aff_hc h = {.fn = {.dtype = AFF_F32, .rows = rows, .cols = N * H, .data = fn, .wide = true},
+                          .scale = scale,
+                          .base = base,
+                          .streams = N,
+                          .iters = 1 + below(20),
+                          .eps = 1e-3f,
+                          .rms_eps = 1e-2f};
         B[0]->hc_pre(B[0], &h, X, T, H, u, post, comb);
         B[0]->hc_post(B[0], f, post, comb, T, N, H, X);
         for (int t = 0; t < T; t++) {
@@ -117,7 +130,9 @@ static void test_hyper_connections(void **state)
             mixes(&head, keep + (int64_t)t * N * H, m);
             for (int d = 0; d < H; d++) {
                 want[d] = 0;
-                for (int n = 0; n < N; n++) want[d] += (sigmoid(m[n] * (double)scale[0] + (double)base[n]) + 1e-3f) * (double)keep[((int64_t)t * N + n) * H + d];
+                for (int n = 0; n < N; n++)
+                    want[d] += (sigmoid(m[n] * (double)scale[0] + (double)base[n]) + 1e-3f) *
+                               (double)keep[((int64_t)t * N + n) * H + d];
             }
             near_row("head", u + (int64_t)t * H, want, H, 2e-6);
         }
@@ -154,7 +169,8 @@ static void widen(const float *x, int n, double *v)
 static void test_queries_and_rows(void **state)
 {
     for (int round = 0; round < 6; round++) {
-        const int pairs = 1 + below(32), D = 2 * pairs + (round % 2 ? 64 * (1 + below(3)) : 1 + below(150)), heads = 1 + below(5), T = 1 + below(9);
+        const int pairs = 1 + below(32), D = 2 * pairs + (round % 2 ? 64 * (1 + below(3)) : 1 + below(150)),
+                  heads = 1 + below(5), T = 1 + below(9);
         float freq[32], *q = noises((int64_t)T * heads * D), *kv = noises((int64_t)T * D), *w = noises(D);
         int64_t pos[9];
         double v[512];
@@ -202,11 +218,14 @@ static void one_compressor(int ratio, bool index, aff_backend *b)
     float freq[8], *c = noises(P * width), *z = noises(P * width), *ape = noises(ratio * width), *norm = noises(DIM);
     for (int i = 0; i < 8; i++) freq[i] = 1.0f / (float)(1 + 3 * i);
     const aff_rope r = {freq, 8};
-    const aff_compressor k = {.ratio = ratio, .dim = DIM, .overlap = overlap, .index = index, .ape = ape, .norm = norm, .eps = 1e-3f};
+    const aff_compressor k = {
+        .ratio = ratio, .dim = DIM, .overlap = overlap, .index = index, .ape = ape, .norm = norm, .eps = 1e-3f};
     float *rows = malloc(sizeof(float) * P * DIM), *hc = noises(hist * width), *hz = noises(hist * width);
     aff_layer_state s = {.hist_size = hist};
-    if (index) s.ikey = rows, s.ihist_c = hc, s.ihist_z = hz;
-    else s.comp = rows, s.hist_c = hc, s.hist_z = hz;
+    if (index)
+        s.ikey = rows, s.ihist_c = hc, s.ihist_z = hz;
+    else
+        s.comp = rows, s.hist_c = hc, s.hist_z = hz;
     int64_t pos[P];
     int first[P] = {0};
     aff_layer_state *st[P];
@@ -229,8 +248,10 @@ static void one_compressor(int ratio, bool index, aff_backend *b)
                 for (int p = overlap && g ? ratio * (g - 1) : ratio * g; p < ratio * (g + 1); p++) {
                     const int at = overlap && p >= ratio * g ? DIM + e : e; /* own group: second half */
                     const double l = (double)z[p * width + at] + (double)ape[p % ratio * width + at];
-                    if (!pass) top = fmax(top, l);
-                    else Z += exp(l - top), acc += exp(l - top) * (double)c[p * width + at];
+                    if (!pass)
+                        top = fmax(top, l);
+                    else
+                        Z += exp(l - top), acc += exp(l - top) * (double)c[p * width + at];
                 }
             v[e] = acc / Z;
         }
@@ -242,8 +263,10 @@ static void one_compressor(int ratio, bool index, aff_backend *b)
         }
         /* With roundings: at most one element in a row on the other side of one. */
         for (int e = 0; e < DIM; e++) got[e] = (float)v[e];
-        if (index) aff__hadamard(got, DIM), aff__a4(got, DIM);
-        else aff__a8(got, (DIM - 16) / 64 * 64, 64);
+        if (index)
+            aff__hadamard(got, DIM), aff__a4(got, DIM);
+        else
+            aff__a8(got, (DIM - 16) / 64 * 64, 64);
         int off = 0;
         for (int e = 0; e < DIM; e++) off += fabsf(got[e] - rows[g * DIM + e]) > 1e-5f * fabsf(got[e]) + 1e-5f;
         assert_true(off <= 1);
@@ -266,7 +289,13 @@ static void test_compressors(void **state)
 /* Small integers: scores are exact, and ties (zero above all) are everywhere. */
 static void test_selection_ties(void **state)
 {
-    enum { HEADS = 8, DIM = 32, GROUPS = 200, TOPK = 24, T = 40 }; /* 1/sqrt(HEADS*DIM) is a power of two: it rounds nothing */
+    enum {
+        HEADS = 8,
+        DIM = 32,
+        GROUPS = 200,
+        TOPK = 24,
+        T = 40
+    }; /* 1/sqrt(HEADS*DIM) is a power of two: it rounds nothing */
     float *ik = noises(GROUPS * DIM), *iq = noises(T * HEADS * DIM), *w = noises(T * HEADS);
     aff_layer_state s = {.ikey = ik};
     aff_layer_state *st[T];
@@ -309,7 +338,8 @@ static void test_selection_ties(void **state)
 static void test_index_queries(void **state)
 {
     enum { HEADS = 3, DIM = 128, T = 5 };
-    float freq[32], *iq = noises(T * HEADS * DIM), *a = malloc(sizeof(float) * T * HEADS * DIM), *b = malloc(sizeof(float) * T * HEADS * DIM);
+    float freq[32], *iq = noises(T * HEADS * DIM), *a = malloc(sizeof(float) * T * HEADS * DIM),
+                    *b = malloc(sizeof(float) * T * HEADS * DIM);
     int64_t pos[T] = {0, 1, 127, 5000, 1048575};
     double v[DIM];
     for (int i = 0; i < 32; i++) freq[i] = 1.0f / (float)(1 + i * i);
@@ -335,7 +365,8 @@ static void test_attention(void **state)
 {
     for (int round = 0; round < 8; round++) {
         const int D = 2 * (9 + below(70)), heads = 1 + below(20), ring = 50, T = 1 + below(6), pairs = 4;
-        float *raw = noises(ring * D), *comp = noises(300 * D), *extra = noises(6 * D), *sink = noises(heads), *q = noises((int64_t)T * heads * D);
+        float *raw = noises(ring * D), *comp = noises(300 * D), *extra = noises(6 * D), *sink = noises(heads),
+              *q = noises((int64_t)T * heads * D);
         float freq[4] = {1.0f, 0.3f, 0.02f, 0.001f}, *o = noises((int64_t)T * heads * D);
         int sel[90];
         aff_keyset keys[6];
@@ -345,8 +376,15 @@ static void test_attention(void **state)
         for (int i = 0, g = 0; i < 90; i++) sel[i] = g += 1 + below(3);
         for (int t = 0; t < T; t++) {
             pos[t] = 1000 + below(50000);
-            keys[t] = (aff_keyset){.raw = raw, .raw_size = ring, .lo = 970 + below(60), .n_raw = below(41), .comp = comp, .n_comp = below(90),
-                                   .sel = t % 2 ? sel : NULL, .extra = extra, .n_extra = below(7)};
+            keys[t] = (aff_keyset){.raw = raw,
+                                   .raw_size = ring,
+                                   .lo = 970 + below(60),
+                                   .n_raw = below(41),
+                                   .comp = comp,
+                                   .n_comp = below(90),
+                                   .sel = t % 2 ? sel : NULL,
+                                   .extra = extra,
+                                   .n_extra = below(7)};
             if (t == 5) keys[t].n_raw = keys[t].n_comp = keys[t].n_extra = 0; /* only the sink: zero */
         }
         assert_int_equal(B[0]->attend(B[0], q, T, heads, D, keys, sink, &r, pos, o, &err), AFF_OK);
@@ -396,14 +434,20 @@ static void test_router(void **state)
     float *l = noises(T * E), bias[E], w[T * K];
     int32_t hash[4 * K], ids[T], picks[T * K];
     for (int i = 0; i < T * E; i++) l[i] = (float)below(9) * 0.75f - 3.0f; /* nine values: ties in every row */
-    for (int e = 0; e < E; e++) bias[e] = (float)(below(3) - 1) * 4.0f;    /* large: bias decides, and must not reach the weights */
+    for (int e = 0; e < E; e++)
+        bias[e] = (float)(below(3) - 1) * 4.0f; /* large: bias decides, and must not reach the weights */
     for (int t = 0; t < T; t++) ids[t] = t % 4;
     for (int i = 0; i < 4 * K; i++) hash[i] = (i * 7 + 3) % E;
     l[3] = 60.0f; /* far out in both tails */
     l[E + 4] = -40.0f;
     for (int kind = 0; kind < 3; kind++)
         for (int hashed = 0; hashed < 2; hashed++) {
-            const aff_router r = {.scoring = kinds[kind], .experts = E, .picks = K, .scale = 1.5f, .bias = hashed ? NULL : bias, .hash = hashed ? hash : NULL};
+            const aff_router r = {.scoring = kinds[kind],
+                                  .experts = E,
+                                  .picks = K,
+                                  .scale = 1.5f,
+                                  .bias = hashed ? NULL : bias,
+                                  .hash = hashed ? hash : NULL};
             B[0]->route(B[0], &r, l, ids, T, picks, w);
             for (int t = 0; t < T; t++) {
                 double want[K], sum = 0;
@@ -414,7 +458,9 @@ static void test_router(void **state)
                         bool used = false;
                         for (int i = 0; i < k; i++) used |= id[i] == e;
                         const double a = score_of(kinds[kind], l + t * E, E, e) + (double)bias[e];
-                        if (!used && (top < 0 || a > score_of(kinds[kind], l + t * E, E, top) + (double)bias[top] + 1e-9)) top = e;
+                        if (!used &&
+                            (top < 0 || a > score_of(kinds[kind], l + t * E, E, top) + (double)bias[top] + 1e-9))
+                            top = e;
                     }
                     id[k] = hashed ? hash[ids[t] * K + k] : top;
                     sum += want[k] = score_of(kinds[kind], l + t * E, E, id[k]);
@@ -437,7 +483,8 @@ static void test_router(void **state)
 
 static void test_swiglu(void **state)
 {
-    static const float g[] = {-30, -2, -0.5f, 0, 0.5f, 2, 30, NAN, 1, INFINITY, -100}, u[] = {3, -9, 9, 1, -0.25f, 30, -30, 1, NAN, 2, 5};
+    static const float g[] = {-30, -2, -0.5f, 0, 0.5f, 2, 30, NAN, 1, INFINITY, -100},
+                       u[] = {3, -9, 9, 1, -0.25f, 30, -30, 1, NAN, 2, 5};
     static const float limits[] = {0.5f, 10, 0, -1};
     for (int k = 0; k < 4; k++) {
         float a[11];
@@ -449,9 +496,12 @@ static void test_swiglu(void **state)
                 assert_true(isnan(a[i])); /* a NaN must not turn into the limit */
                 continue;
             }
-            const double x = fmin((double)g[i], lim), y = fmax(fmin((double)u[i], lim), -lim), want = x * sigmoid(x) * y;
-            if (isinf(want)) assert_true(isinf(a[i]));
-            else assert_true(fabs((double)a[i] - want) <= 1e-6 * fabs(want) + 1e-40);
+            const double x = fmin((double)g[i], lim), y = fmax(fmin((double)u[i], lim), -lim),
+                         want = x * sigmoid(x) * y;
+            if (isinf(want))
+                assert_true(isinf(a[i]));
+            else
+                assert_true(fabs((double)a[i] - want) <= 1e-6 * fabs(want) + 1e-40);
         }
     }
 }
@@ -459,7 +509,8 @@ static void test_swiglu(void **state)
 static void test_small_ops(void **state)
 {
     enum { T = 3, K = 4, H = 37, N = 4 };
-    float *y = noises(T * K * H), *f = noises(T * H), *X = noises(T * N * H), tap[T * 2 * H], *g = malloc(sizeof(float) * T * H);
+    float *y = noises(T * K * H), *f = noises(T * H), *X = noises(T * N * H), tap[T * 2 * H],
+          *g = malloc(sizeof(float) * T * H);
     double v[H];
     memcpy(g, f, sizeof(float) * T * H);
     B[0]->sum_experts(B[0], y, T, K, H, g);
@@ -482,7 +533,10 @@ static void test_small_ops(void **state)
     B[2]->embed(B[2], &w, ids, T, N, X);
     for (int i = 0; i < T * N * H; i++) assert_true(X[i] == aff__bf16_to_f32(e[ids[i / (N * H)] * H + i % H]));
     /* Argmax: lowest of equals; NaN never wins. */
-    const float rows[4][5] = {{1, 3, 2, 3, 0}, {NAN, 1, NAN, 2, 2}, {-INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY}, {NAN, NAN, NAN, NAN, -INFINITY}};
+    const float rows[4][5] = {{1, 3, 2, 3, 0},
+                              {NAN, 1, NAN, 2, 2},
+                              {-INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY},
+                              {NAN, NAN, NAN, NAN, -INFINITY}};
     int32_t id[4];
     B[0]->argmax(B[0], &rows[0][0], 4, 5, id);
     assert_int_equal(id[0], 1);
@@ -508,9 +562,15 @@ static int close_backends(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hyper_connections), cmocka_unit_test(test_queries_and_rows), cmocka_unit_test(test_compressors),
-        cmocka_unit_test(test_selection_ties),    cmocka_unit_test(test_index_queries),    cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_router),            cmocka_unit_test(test_swiglu),           cmocka_unit_test(test_small_ops),
+        cmocka_unit_test(test_hyper_connections),
+        cmocka_unit_test(test_queries_and_rows),
+        cmocka_unit_test(test_compressors),
+        cmocka_unit_test(test_selection_ties),
+        cmocka_unit_test(test_index_queries),
+        cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_router),
+        cmocka_unit_test(test_swiglu),
+        cmocka_unit_test(test_small_ops),
     };
     return cmocka_run_group_tests(tests, open_backends, close_backends);
 }

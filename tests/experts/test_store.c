@@ -105,9 +105,12 @@ static void test_layouts(void **state)
     aff__experts_free(y);
     assert_int_equal(aff__experts_from_container(&x, a, LAYERS, EXPERTS, HIDDEN, INTER, NULL, &err), AFF_E_FORMAT);
     assert_non_null(strstr(err.msg, "__codebook"));
-    assert_int_equal(aff__experts_from_container(&x, a, LAYERS + 1, EXPERTS, HIDDEN, INTER, codebook, &err), AFF_E_FORMAT);
-    assert_int_equal(aff__experts_from_container(&x, a, LAYERS, EXPERTS + 1, HIDDEN, INTER, codebook, &err), AFF_E_FORMAT);
-    assert_int_equal(aff__experts_from_container(&x, a, LAYERS, EXPERTS, HIDDEN, 2 * INTER, codebook, &err), AFF_E_FORMAT);
+    assert_int_equal(aff__experts_from_container(&x, a, LAYERS + 1, EXPERTS, HIDDEN, INTER, codebook, &err),
+                     AFF_E_FORMAT);
+    assert_int_equal(aff__experts_from_container(&x, a, LAYERS, EXPERTS + 1, HIDDEN, INTER, codebook, &err),
+                     AFF_E_FORMAT);
+    assert_int_equal(aff__experts_from_container(&x, a, LAYERS, EXPERTS, HIDDEN, 2 * INTER, codebook, &err),
+                     AFF_E_FORMAT);
     aff__container_close(a);
     aff__container_close(b);
     /* The lossless container: the checkpoint's own bytes. */
@@ -132,11 +135,14 @@ static void test_layouts(void **state)
 static void test_checkpoint_errors(void **state)
 {
     aff_experts *s;
-    assert_int_equal(aff__experts_from_checkpoint(&s, ckpt, "layers.", LAYERS, EXPERTS + 1, HIDDEN, INTER, &err), AFF_E_FORMAT);
+    assert_int_equal(aff__experts_from_checkpoint(&s, ckpt, "layers.", LAYERS, EXPERTS + 1, HIDDEN, INTER, &err),
+                     AFF_E_FORMAT);
     assert_non_null(strstr(err.msg, "layers.0.ffn.experts.16.w1.weight"));
-    assert_int_equal(aff__experts_from_checkpoint(&s, ckpt, "layers.", LAYERS, EXPERTS, HIDDEN, 2 * INTER, &err), AFF_E_FORMAT);
+    assert_int_equal(aff__experts_from_checkpoint(&s, ckpt, "layers.", LAYERS, EXPERTS, HIDDEN, 2 * INTER, &err),
+                     AFF_E_FORMAT);
     assert_non_null(strstr(err.msg, "[256, 128]"));
-    assert_int_equal(aff__experts_from_checkpoint(&s, ckpt, "layers.", LAYERS, EXPERTS, HIDDEN + 16, INTER, &err), AFF_E_UNSUPPORTED);
+    assert_int_equal(aff__experts_from_checkpoint(&s, ckpt, "layers.", LAYERS, EXPERTS, HIDDEN + 16, INTER, &err),
+                     AFF_E_UNSUPPORTED);
 }
 
 static int make_root(void **state)
@@ -157,6 +163,7 @@ static int remove_root(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_plan), cmocka_unit_test(test_layouts), cmocka_unit_test(test_checkpoint_errors)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_plan), cmocka_unit_test(test_layouts),
+                                       cmocka_unit_test(test_checkpoint_errors)};
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

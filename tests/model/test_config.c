@@ -69,14 +69,37 @@ static void refused(json_t *o, const char *key, const char *how)
 
 static void test_missing(void **state)
 {
-    static const char *const keys[] = {"model_type",          "vocab_size",           "hidden_size",          "num_hidden_layers",
-                                       "num_attention_heads", "head_dim",             "qk_rope_head_dim",     "q_lora_rank",
-                                       "o_groups",            "o_lora_rank",          "sliding_window",       "compress_ratios",
-                                       "rope_theta",          "compress_rope_theta",  "max_position_embeddings", "index_n_heads",
-                                       "index_head_dim",      "index_topk",           "hc_mult",              "hc_sinkhorn_iters",
-                                       "hc_eps",              "rms_norm_eps",         "n_routed_experts",     "num_experts_per_tok",
-                                       "n_shared_experts",    "moe_intermediate_size", "routed_scaling_factor", "swiglu_limit",
-                                       "dspark_noise_token_id", "dspark_markov_rank", "dspark_target_layer_ids"};
+    static const char *const keys[] = {"model_type",
+                                       "vocab_size",
+                                       "hidden_size",
+                                       "num_hidden_layers",
+                                       "num_attention_heads",
+                                       "head_dim",
+                                       "qk_rope_head_dim",
+                                       "q_lora_rank",
+                                       "o_groups",
+                                       "o_lora_rank",
+                                       "sliding_window",
+                                       "compress_ratios",
+                                       "rope_theta",
+                                       "compress_rope_theta",
+                                       "max_position_embeddings",
+                                       "index_n_heads",
+                                       "index_head_dim",
+                                       "index_topk",
+                                       "hc_mult",
+                                       "hc_sinkhorn_iters",
+                                       "hc_eps",
+                                       "rms_norm_eps",
+                                       "n_routed_experts",
+                                       "num_experts_per_tok",
+                                       "n_shared_experts",
+                                       "moe_intermediate_size",
+                                       "routed_scaling_factor",
+                                       "swiglu_limit",
+                                       "dspark_noise_token_id",
+                                       "dspark_markov_rank",
+                                       "dspark_target_layer_ids"};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         json_t *o = base();
         if (json_object_del(o, keys[i]) != 0) fail_msg("the base has no %s", keys[i]);
@@ -178,7 +201,8 @@ static void test_not_json(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_values), cmocka_unit_test(test_missing), cmocka_unit_test(test_wrong),
-                                       cmocka_unit_test(test_accepted), cmocka_unit_test(test_not_json)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_values), cmocka_unit_test(test_missing),
+                                       cmocka_unit_test(test_wrong), cmocka_unit_test(test_accepted),
+                                       cmocka_unit_test(test_not_json)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* The forward pass against transformers in float32 (tests/golden/README.md): toy, toy-clamp, kernel, and the demonstration model.
- * -v prints the table of docs/parity.md; -l lists near ties. */
+/* The forward pass against transformers in float32 (tests/golden/README.md): toy, toy-clamp, kernel, and the
+ * demonstration model. -v prints the table of docs/parity.md; -l lists near ties. */
 #include "base/file.h"
 #include "model/net_internal.h"
 #include "model/forward.h"
@@ -13,8 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* One row per model. dir: folder under the source tree, NULL: written by the parity generator. near: gap up to which a pick, a
- * selection or an argmax may differ, at most NEAR_MOST of them per model. */
+/* One row per model. dir: folder under the source tree, NULL: written by the parity generator. near: gap up to which a
+ * pick, a selection or an argmax may differ, at most NEAR_MOST of them per model. */
 typedef struct model {
     const char *name, *dir;
 } model;
@@ -81,7 +81,8 @@ static fixture setup(const model *m, aff_numerics num, bool draft)
 
 static void teardown(fixture *f)
 {
-    if (f->near > NEAR_MOST) fail_msg("%s %s: %lld near ties, at most %d are allowed", f->m->name, f->mode, (long long)f->near, NEAR_MOST);
+    if (f->near > NEAR_MOST)
+        fail_msg("%s %s: %lld near ties, at most %d are allowed", f->m->name, f->mode, (long long)f->near, NEAR_MOST);
     record_free(f->rec);
     aff__ckpt_close(f->g);
     aff__seq_free(f->seq);
@@ -93,8 +94,13 @@ static void run(fixture *f, int64_t to, float *logits)
 {
     aff_error err = {0};
     const int64_t at = aff__seq_pos(f->seq);
-    const aff_batch b = {.n = (int)(to - at), .id = f->ids + at, .seq = f->seq, .want_from = logits ? 0 : to - at, .logits = logits,
-                         .trace = record_trace, .trace_ctx = f->rec};
+    const aff_batch b = {.n = (int)(to - at),
+                         .id = f->ids + at,
+                         .seq = f->seq,
+                         .want_from = logits ? 0 : to - at,
+                         .logits = logits,
+                         .trace = record_trace,
+                         .trace_ctx = f->rec};
     if (b.n) must(aff__forward(f->r, &b, &err), &err);
 }
 
@@ -140,7 +146,9 @@ static double projection_error(const float *v, size_t n, const float *want, floa
 static bool near_tie(fixture *f, const char *what, int layer, int64_t at, double gap)
 {
     if (!(gap > 0 && gap < NEAR_GAP)) return false;
-    if (record_verbose) printf("%-10s %-6s near tie: %s of layer %d, position %lld, gap %.1e\n", f->m->name, f->mode, what, layer, (long long)at, gap);
+    if (record_verbose)
+        printf("%-10s %-6s near tie: %s of layer %d, position %lld, gap %.1e\n", f->m->name, f->mode, what, layer,
+               (long long)at, gap);
     f->near++;
     return true;
 }
@@ -150,11 +158,14 @@ static void compare_logits(fixture *f, const float *lg, double median_gate, doub
     const int V = f->net->cfg.vocab;
     errors e = {0}, p = {0};
     const float *want = golden_f32(f->g, named(f, "logits"), NULL);
-    for (int i = 0; i < f->n_pos; i++) errors_add(&e, row_error(lg + (int64_t)f->pos[i] * V, want + (int64_t)i * V, (size_t)V));
+    for (int i = 0; i < f->n_pos; i++)
+        errors_add(&e, row_error(lg + (int64_t)f->pos[i] * V, want + (int64_t)i * V, (size_t)V));
     errors_judge(&e, f->m->name, f->mode, "logits", median_gate, gate);
     if (golden_has(f->g, named(f, "logits.proj"))) {
-        const float *proj = golden_f32(f->g, named(f, "logits.proj"), NULL), *max = golden_f32(f->g, named(f, "logits.max"), NULL);
-        for (int t = 0; t < f->T; t++) errors_add(&p, projection_error(lg + (int64_t)t * V, (size_t)V, proj + t * PROJ, max[t]));
+        const float *proj = golden_f32(f->g, named(f, "logits.proj"), NULL),
+                    *max = golden_f32(f->g, named(f, "logits.max"), NULL);
+        for (int t = 0; t < f->T; t++)
+            errors_add(&p, projection_error(lg + (int64_t)t * V, (size_t)V, proj + t * PROJ, max[t]));
         errors_judge(&p, f->m->name, f->mode, "logits, projected", median_gate, gate);
     }
     const int32_t *top = golden_i32(f->g, named(f, "argmax"), NULL);
@@ -166,8 +177,10 @@ static void compare_logits(fixture *f, const float *lg, double median_gate, doub
         for (int i = 1; i < V; i++)
             if (v[i] > v[a]) a = i;
         if (a == top[t]) continue;
-        if (near_tie(f, "argmax", -1, t, (double)gap[t])) near++;
-        else wrong++;
+        if (near_tie(f, "argmax", -1, t, (double)gap[t]))
+            near++;
+        else
+            wrong++;
     }
     counts_judge(f->m->name, f->mode, "argmax", f->T, wrong, near);
 }
@@ -182,14 +195,16 @@ static void compare_streams(const fixture *f)
         snprintf(name, sizeof name, "x.%d", l);
         if (golden_has(f->g, name)) {
             const float *want = golden_f32(f->g, name, NULL);
-            for (int i = 0; i < f->n_pos; i++) errors_add(&x, row_error(record_row(f->rec, "x", l, f->pos[i]), want + (size_t)i * width, width));
+            for (int i = 0; i < f->n_pos; i++)
+                errors_add(&x, row_error(record_row(f->rec, "x", l, f->pos[i]), want + (size_t)i * width, width));
         }
         snprintf(name, sizeof name, "x.%d.proj", l);
         if (golden_has(f->g, name)) {
             const float *proj = golden_f32(f->g, name, NULL);
             snprintf(name, sizeof name, "x.%d.max", l);
             const float *max = golden_f32(f->g, name, NULL);
-            for (int t = 0; t < f->T; t++) errors_add(&p, projection_error(record_row(f->rec, "x", l, t), width, proj + t * PROJ, max[t]));
+            for (int t = 0; t < f->T; t++)
+                errors_add(&p, projection_error(record_row(f->rec, "x", l, t), width, proj + t * PROJ, max[t]));
         }
         for (int k = 0; k < 2; k++) {
             const char *what = k ? "ffn_out" : "attn_out";
@@ -200,7 +215,8 @@ static void compare_streams(const fixture *f)
             const int step = (size_t)f->n_pos * H == n ? 1 : 2; /* every entry of pos, or every second one */
             assert_int_equal(n, (size_t)(f->n_pos / step) * H);
             for (int i = 0; i < f->n_pos; i += step)
-                errors_add(k ? &o : &a, row_error(record_row(f->rec, what, l, f->pos[i]), want + (size_t)(i / step) * H, H));
+                errors_add(k ? &o : &a,
+                           row_error(record_row(f->rec, what, l, f->pos[i]), want + (size_t)(i / step) * H, H));
         }
     }
     if (x.n) errors_judge(&x, f->m->name, f->mode, "streams", STREAMS, STREAMS);
@@ -253,8 +269,10 @@ static void compare_picks(fixture *f)
         for (int t = 0; t < f->T; t++) {
             const int64_t at = (int64_t)l * f->T + t;
             if (same_set(want + at * c->picks, record_ids(f->rec, "router_ids", l, t), c->picks)) continue;
-            if (near_tie(f, "router picks", l, t, (double)gap[at])) near++;
-            else wrong++;
+            if (near_tie(f, "router picks", l, t, (double)gap[at]))
+                near++;
+            else
+                wrong++;
         }
     counts_judge(f->m->name, f->mode, "router ids", (int64_t)c->layers * f->T, wrong, near);
     free(want);
@@ -273,9 +291,13 @@ static void compare_selections(fixture *f)
         const float *gap = golden_f32(f->g, named(f, name), NULL);
         for (int t = 3; t < f->T; t++) {
             compared++;
-            if (!memcmp(want + (int64_t)t * c->index_topk, record_ids(f->rec, "sel", l, t), (size_t)c->index_topk * sizeof *want)) continue;
-            if (near_tie(f, "selection", l, t, (double)gap[t])) near++;
-            else wrong++;
+            if (!memcmp(want + (int64_t)t * c->index_topk, record_ids(f->rec, "sel", l, t),
+                        (size_t)c->index_topk * sizeof *want))
+                continue;
+            if (near_tie(f, "selection", l, t, (double)gap[t]))
+                near++;
+            else
+                wrong++;
         }
         free(want);
     }
@@ -320,16 +342,23 @@ static void drafts(const model *m, aff_numerics num)
     const aff_config *c = &f.net->cfg;
     draft_golden d = {.g = f.g};
     snprintf(d.mode, sizeof d.mode, "%s", f.mode);
-    const size_t B = (size_t)c->draft_block, V = (size_t)c->vocab, H = (size_t)c->hidden, D = (size_t)c->head_dim, S = (size_t)f.net->stages, K = (size_t)c->picks;
-    const double logit_gate = num == AFF_MATH ? LOGITS : SIM_WORST, gate = num == AFF_MATH ? STREAMS : SIM_WORST, mid = num == AFF_MATH ? STREAMS : SIM_MEDIAN;
+    const size_t B = (size_t)c->draft_block, V = (size_t)c->vocab, H = (size_t)c->hidden, D = (size_t)c->head_dim,
+                 S = (size_t)f.net->stages, K = (size_t)c->picks;
+    const double logit_gate = num == AFF_MATH ? LOGITS : SIM_WORST, gate = num == AFF_MATH ? STREAMS : SIM_WORST,
+                 mid = num == AFF_MATH ? STREAMS : SIM_MEDIAN;
     size_t blocks;
-    const int32_t *n = golden_i32(f.g, draft_name(&d, "n"), &blocks), *in = golden_i32(f.g, draft_name(&d, "in_ids"), NULL);
+    const int32_t *n = golden_i32(f.g, draft_name(&d, "n"), &blocks),
+                  *in = golden_i32(f.g, draft_name(&d, "in_ids"), NULL);
     const int32_t *want = golden_i32(f.g, draft_name(&d, "ids"), NULL);
     int32_t *router = golden_ints(f.g, draft_name(&d, "router_ids"), NULL), ids[64];
-    const float *proj = golden_f32(f.g, draft_name(&d, "logits.proj"), NULL), *max = golden_f32(f.g, draft_name(&d, "logits.max"), NULL);
-    const float *conf = golden_f32(f.g, draft_name(&d, "conf"), NULL), *mx = golden_f32(f.g, draft_name(&d, "mx"), NULL);
-    const float *seed = golden_f32(f.g, draft_name(&d, "seed_row"), NULL), *h = golden_f32(f.g, draft_name(&d, "h"), NULL);
-    const float *rgap = golden_f32(f.g, draft_name(&d, "router_gap"), NULL), *gap = golden_f32(f.g, draft_name(&d, "gap"), NULL);
+    const float *proj = golden_f32(f.g, draft_name(&d, "logits.proj"), NULL),
+                *max = golden_f32(f.g, draft_name(&d, "logits.max"), NULL);
+    const float *conf = golden_f32(f.g, draft_name(&d, "conf"), NULL),
+                *mx = golden_f32(f.g, draft_name(&d, "mx"), NULL);
+    const float *seed = golden_f32(f.g, draft_name(&d, "seed_row"), NULL),
+                *h = golden_f32(f.g, draft_name(&d, "h"), NULL);
+    const float *rgap = golden_f32(f.g, draft_name(&d, "router_gap"), NULL),
+                *gap = golden_f32(f.g, draft_name(&d, "gap"), NULL);
     errors lp = {0}, whole = {0}, x = {0}, cf = {0}, em = {0}, es = {0}, eh = {0};
     int64_t wrong = 0, picks = 0, picks_wrong = 0, slots = 0;
     float *lg = malloc(sizeof(float) * B * V), got[64];
@@ -338,7 +367,8 @@ static void drafts(const model *m, aff_numerics num)
         const int64_t P = n[i];
         run(&f, P, NULL);
         errors_add(&em, row_error(record_row(f.rec, "mx", 0, P - 1), mx + i * H, H));
-        for (size_t s = 0; s < S; s++) errors_add(&es, row_error(record_row(f.rec, "seed", (int)s, P - 1), seed + (i * S + s) * D, D));
+        for (size_t s = 0; s < S; s++)
+            errors_add(&es, row_error(record_row(f.rec, "seed", (int)s, P - 1), seed + (i * S + s) * D, D));
         must(aff__draft_block(f.r, f.seq, in[i * B], ids, got, lg, record_trace, f.rec, &err), &err);
         for (size_t b = 0; b < B; b++) {
             slots++;
@@ -352,13 +382,17 @@ static void drafts(const model *m, aff_numerics num)
             for (size_t s = 0; s < S; s++) {
                 const size_t at = (i * S + s) * B + b;
                 picks++;
-                picks_wrong += !same_set(record_ids(f.rec, "router_ids", (int)s, P + (int64_t)b), router + at * K, (int)K) && !((double)rgap[at] < 1e-5);
+                picks_wrong +=
+                    !same_set(record_ids(f.rec, "router_ids", (int)s, P + (int64_t)b), router + at * K, (int)K) &&
+                    !((double)rgap[at] < 1e-5);
             }
             if (i + 1 < blocks) continue;
             errors_add(&whole, row_error(lg + b * V, golden_f32(f.g, draft_name(&d, "last_logits"), NULL) + b * V, V));
             for (size_t s = 0; s < S; s++)
-                errors_add(&x, row_error(record_row(f.rec, "x", (int)s, P + (int64_t)b),
-                                         golden_f32(f.g, draft_name(&d, "last_x"), NULL) + (s * B + b) * (size_t)c->hc * H, (size_t)c->hc * H));
+                errors_add(&x,
+                           row_error(record_row(f.rec, "x", (int)s, P + (int64_t)b),
+                                     golden_f32(f.g, draft_name(&d, "last_x"), NULL) + (s * B + b) * (size_t)c->hc * H,
+                                     (size_t)c->hc * H));
         }
     }
     errors_judge(&lp, m->name, f.mode, "draft logits, projected", logit_gate, logit_gate);
@@ -367,7 +401,8 @@ static void drafts(const model *m, aff_numerics num)
     errors_judge(&eh, m->name, f.mode, "draft h", mid, gate);
     errors_judge(&em, m->name, f.mode, "draft mx", mid, gate);
     errors_judge_loose(&es, m->name, f.mode, "draft seed rows", mid, gate, num == AFF_MATH ? 0 : 20, 1.0 / 14);
-    errors_judge(&cf, m->name, f.mode, "draft confidence (abs)", num == AFF_MATH ? 1e-3 : 3e-2, num == AFF_MATH ? 1e-3 : 3e-2);
+    errors_judge(&cf, m->name, f.mode, "draft confidence (abs)", num == AFF_MATH ? 1e-3 : 3e-2,
+                 num == AFF_MATH ? 1e-3 : 3e-2);
     counts_judge(m->name, f.mode, "draft proposals", slots, wrong, 0);
     counts_judge(m->name, f.mode, "draft router ids", picks, picks_wrong, 0);
     free(router);
@@ -383,7 +418,8 @@ static void rope_tables(const model *m)
     const size_t bytes = (size_t)f.net->rope.pairs * sizeof(float);
     errors e = {0};
     for (int k = 0; k < 2; k++) {
-        const float *want = golden_f32(f.g, k ? "rope.freq_yarn" : "rope.freq_base", NULL), *got = k ? f.net->rope_compressed.freq : f.net->rope.freq;
+        const float *want = golden_f32(f.g, k ? "rope.freq_yarn" : "rope.freq_base", NULL),
+                    *got = k ? f.net->rope_compressed.freq : f.net->rope.freq;
         for (size_t i = 0; i < bytes / sizeof(float); i++) errors_add(&e, fabs((double)got[i] / (double)want[i] - 1));
     }
     errors_judge(&e, m->name, "math", "rope frequencies", 1.2e-7, 1.2e-7); /* one unit in the last place */
@@ -399,14 +435,18 @@ static void test_model(void **state)
     char name[64];
     snprintf(name, sizeof name, "%s.safetensors", m->name);
     g = golden_open(name);
-    const bool math_draft = golden_has(g, "math.draft.n"), sim_draft = golden_has(g, "sim.draft.n"), sim = golden_has(g, "sim.logits");
+    const bool math_draft = golden_has(g, "math.draft.n"), sim_draft = golden_has(g, "sim.draft.n"),
+               sim = golden_has(g, "sim.logits");
     aff__ckpt_close(g);
     if (math_draft) drafts(m, AFF_MATH);
     if (sim) trunk(m, AFF_SIM);
     if (sim_draft) drafts(m, AFF_SIM);
 }
 
-static int make_root(void **state) { return mkdtemp(root) ? 0 : -1; }
+static int make_root(void **state)
+{
+    return mkdtemp(root) ? 0 : -1;
+}
 
 static int remove_root(void **state)
 {
@@ -421,6 +461,7 @@ int main(int argc, char **argv)
     record_arguments(argc, argv);
     struct CMUnitTest tests[MODELS];
     for (int i = 0; i < MODELS; i++)
-        tests[i] = (struct CMUnitTest){.name = models[i].name, .test_func = test_model, .initial_state = (void *)(uintptr_t)&models[i]};
+        tests[i] = (struct CMUnitTest){
+            .name = models[i].name, .test_func = test_model, .initial_state = (void *)(uintptr_t)&models[i]};
     return _cmocka_run_group_tests("golden_hf", tests, MODELS, make_root, remove_root);
 }

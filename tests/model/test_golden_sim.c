@@ -1,5 +1,5 @@
-/* The forward pass against tests/golden/v4-sim: DeepSeek's own inference code on two tiny checkpoints (its README has the gates).
- * -v prints the table of docs/parity.md. */
+/* The forward pass against tests/golden/v4-sim: DeepSeek's own inference code on two tiny checkpoints (its README has
+ * the gates). -v prints the table of docs/parity.md. */
 #include "model/runner.h"
 #include "support/golden.h"
 #include "support/record.h"
@@ -17,7 +17,8 @@ typedef struct gates {
     aff_numerics num;
     double median, worst, kv, conf, tie;
 } gates;
-static const gates MATH = {"math", AFF_MATH, 1e-5, 1e-5, 2e-5, 1e-4, 1e-5}, SIM = {"sim", AFF_SIM, 1e-3, 2e-2, 2e-2, 3e-2, 1e-3};
+static const gates MATH = {"math", AFF_MATH, 1e-5, 1e-5, 2e-5, 1e-4, 1e-5},
+                   SIM = {"sim", AFF_SIM, 1e-3, 2e-2, 2e-2, 3e-2, 1e-3};
 
 typedef struct fixture {
     aff_net *net;
@@ -67,8 +68,13 @@ static void run(fixture *f, const int32_t *ids, int64_t to, float *logits)
     aff_error err = {0};
     const int64_t at = aff__seq_pos(f->seq);
     if (at == to) return;
-    const aff_batch b = {.n = (int)(to - at), .id = ids + at, .seq = f->seq, .want_from = logits ? 0 : to - at, .logits = logits ? logits + at * f->V : NULL,
-                         .trace = record_trace, .trace_ctx = f->rec};
+    const aff_batch b = {.n = (int)(to - at),
+                         .id = ids + at,
+                         .seq = f->seq,
+                         .want_from = logits ? 0 : to - at,
+                         .logits = logits ? logits + at * f->V : NULL,
+                         .trace = record_trace,
+                         .trace_ctx = f->rec};
     must(aff__forward(f->r, &b, &err), &err);
 }
 
@@ -87,12 +93,17 @@ static const float *floats(const fixture *f, const char *suffix, size_t expect)
     return v;
 }
 
-static void judge(const fixture *f, errors *e, const char *tensor) { errors_judge(e, f->model, f->m->mode, tensor, f->m->median, f->m->worst); }
+static void judge(const fixture *f, errors *e, const char *tensor)
+{
+    errors_judge(e, f->model, f->m->mode, tensor, f->m->median, f->m->worst);
+}
 
 /* Traced rows of one tensor against golden rows at positions pos[0], pos[step], ... */
-static void rows(const fixture *f, errors *e, const char *what, int layer, const int32_t *pos, size_t n, size_t step, const float *want, size_t width)
+static void rows(const fixture *f, errors *e, const char *what, int layer, const int32_t *pos, size_t n, size_t step,
+                 const float *want, size_t width)
 {
-    for (size_t i = 0; i < n; i += step) errors_add(e, row_error(record_row(f->rec, what, layer, pos[i]), want + i / step * width, width));
+    for (size_t i = 0; i < n; i += step)
+        errors_add(e, row_error(record_row(f->rec, what, layer, pos[i]), want + i / step * width, width));
 }
 
 static int top_of(const float *v, int n, double *gap)
@@ -109,7 +120,8 @@ static int top_of(const float *v, int n, double *gap)
     return a;
 }
 
-static void logits_at(const fixture *f, const char *tensor, const float *got, const int32_t *pos, size_t n, const float *want)
+static void logits_at(const fixture *f, const char *tensor, const float *got, const int32_t *pos, size_t n,
+                      const float *want)
 {
     errors e = {0};
     int64_t wrong = 0, near = 0;
@@ -119,8 +131,10 @@ static void logits_at(const fixture *f, const char *tensor, const float *got, co
         const double err = row_error(a, b, (size_t)f->V);
         errors_add(&e, err);
         if (top_of(b, f->V, &gap) == top_of(a, f->V, &gap_a)) continue;
-        if (gap > 2 * err) wrong++;
-        else near++;
+        if (gap > 2 * err)
+            wrong++;
+        else
+            near++;
     }
     judge(f, &e, tensor);
     char name[64];
@@ -141,8 +155,10 @@ static void picks(const fixture *f, const int32_t *pos, size_t n_pos)
     int64_t wrong = 0, near = 0;
     for (int i = 0; i < L * T; i++) {
         if (same_set(want + (int64_t)i * K, record_ids(f->rec, "router_ids", i / T, i % T), K)) continue;
-        if ((double)gap[i] > f->m->tie) wrong++;
-        else near++;
+        if ((double)gap[i] > f->m->tie)
+            wrong++;
+        else
+            near++;
     }
     counts_judge(f->model, f->m->mode, "router ids", L * T, wrong, near);
     if (f->m->num == AFF_SIM) { /* weights in the order of the picks */
@@ -150,9 +166,11 @@ static void picks(const fixture *f, const int32_t *pos, size_t n_pos)
         errors e = {0};
         for (int l = 0; l < L; l++)
             for (size_t i = 0; i < n_pos; i++) {
-                const int32_t *a = record_ids(f->rec, "router_ids", l, pos[i]), *b = want + ((int64_t)l * T + pos[i]) * K;
+                const int32_t *a = record_ids(f->rec, "router_ids", l, pos[i]),
+                              *b = want + ((int64_t)l * T + pos[i]) * K;
                 if (memcmp(a, b, (size_t)K * sizeof *a)) continue;
-                errors_add(&e, row_error(record_row(f->rec, "router_weights", l, pos[i]), w + ((size_t)l * n_pos + i) * (size_t)K, (size_t)K));
+                errors_add(&e, row_error(record_row(f->rec, "router_weights", l, pos[i]),
+                                         w + ((size_t)l * n_pos + i) * (size_t)K, (size_t)K));
             }
         assert_true(e.n * 100 >= 95 * (size_t)L * n_pos);
         judge(f, &e, "router weights");
@@ -172,8 +190,10 @@ static void selections(const fixture *f)
         ties += gap[t] == 0;
         if (!memcmp(want + (int64_t)t * K, record_ids(f->rec, "sel", 1, t), (size_t)K * sizeof *want)) continue;
         /* An exact tie (gap 0: scores that ReLU makes zero) is decided by the rule. */
-        if (gap[t] == 0 || (double)gap[t] > f->m->tie) wrong++;
-        else near++;
+        if (gap[t] == 0 || (double)gap[t] > f->m->tie)
+            wrong++;
+        else
+            near++;
     }
     counts_judge(f->model, f->m->mode, "selections", T - 3, wrong, near);
     if (f->m->num == AFF_SIM) assert_int_equal(ties, 17);
@@ -274,7 +294,9 @@ static void draft_block(fixture *f, const blocks *b, size_t i, draft_errors *d)
     const size_t H = (size_t)f->H, V = (size_t)f->V;
     assert_int_equal(aff__seq_pos(f->seq), P);
     errors_add(&d->mx, row_error(record_row(f->rec, "mx", 0, P - 1), b->mx + i * H, H));
-    for (int s = 0; s < STAGES; s++) errors_add(&d->seed, row_error(record_row(f->rec, "seed", s, P - 1), b->seed + (i * STAGES + (size_t)s) * D, D));
+    for (int s = 0; s < STAGES; s++)
+        errors_add(&d->seed,
+                   row_error(record_row(f->rec, "seed", s, P - 1), b->seed + (i * STAGES + (size_t)s) * D, D));
     must(aff__draft_block(f->r, f->seq, b->in[i * B], ids, conf, lg, record_trace, f->rec, &err), &err);
     assert_int_equal(aff__seq_pos(f->seq), P);
     for (int s = 0; s < STAGES; s++)
@@ -299,9 +321,11 @@ static void draft_block(fixture *f, const blocks *b, size_t i, draft_errors *d)
         d->ids_wrong += ids[k] != want[k]; /* the smallest margin of all slots is 2.8e-2 of 9 */
         if (full == b->full) continue;
         errors_add(&d->full, row_error(lg + (size_t)k * V, b->full_logits + (full * B + (size_t)k) * V, V));
-        errors_add(&d->base, row_error(record_row(f->rec, "base", 0, P + k), b->full_base + (full * B + (size_t)k) * V, V));
+        errors_add(&d->base,
+                   row_error(record_row(f->rec, "base", 0, P + k), b->full_base + (full * B + (size_t)k) * V, V));
         for (int s = 0; s < STAGES && full == b->full - 1; s++)
-            errors_add(&d->x, row_error(record_row(f->rec, "x", s, P + k), b->full_x + ((size_t)s * B + (size_t)k) * 4 * H, 4 * H));
+            errors_add(&d->x, row_error(record_row(f->rec, "x", s, P + k),
+                                        b->full_x + ((size_t)s * B + (size_t)k) * 4 * H, 4 * H));
     }
     free(lg);
 }
@@ -316,7 +340,8 @@ static void draft_judge(const fixture *f, draft_errors *d, const char *prefix)
     judge(f, &d->x, NAME("streams"));
     judge(f, &d->h, NAME("h"));
     judge(f, &d->mx, NAME("mx"));
-    errors_judge_loose(&d->seed, f->model, f->m->mode, NAME("seed rows"), f->m->median, f->m->kv, f->m->num == AFF_SIM ? 20 : 0, 1.0 / 14);
+    errors_judge_loose(&d->seed, f->model, f->m->mode, NAME("seed rows"), f->m->median, f->m->kv,
+                       f->m->num == AFF_SIM ? 20 : 0, 1.0 / 14);
     errors_judge(&d->conf, f->model, f->m->mode, NAME("confidence (abs)"), f->m->conf, f->m->conf);
     counts_judge(f->model, f->m->mode, NAME("proposals"), d->ids, d->ids_wrong, 0);
     counts_judge(f->model, f->m->mode, NAME("router ids"), d->picks, d->picks_wrong, 0);
@@ -352,7 +377,8 @@ static void long_sequence(const gates *m)
         const int from = *golden_i32(f.g, "taps_from", NULL);
         const float *taps = floats(&f, "taps", (size_t)(T - from) * 3 * (size_t)f.H);
         errors e = {0};
-        for (int t = from; t < T; t++) errors_add(&e, row_error(record_row(f.rec, "tap", 0, t), taps + (t - from) * 3 * f.H, 3 * (size_t)f.H));
+        for (int t = from; t < T; t++)
+            errors_add(&e, row_error(record_row(f.rec, "tap", 0, t), taps + (t - from) * 3 * f.H, 3 * (size_t)f.H));
         judge(&f, &e, "taps");
     } else {
         cached_rows(&f, pos, n_pos);
@@ -377,8 +403,14 @@ static void long_sequence(const gates *m)
     teardown(&f);
 }
 
-static void test_long_math(void **state) { long_sequence(&MATH); }
-static void test_long_sim(void **state) { long_sequence(&SIM); }
+static void test_long_math(void **state)
+{
+    long_sequence(&MATH);
+}
+static void test_long_sim(void **state)
+{
+    long_sequence(&SIM);
+}
 
 /* Fewer committed positions than the window. */
 static void short_sequence(const gates *m)
@@ -407,8 +439,14 @@ static void short_sequence(const gates *m)
     teardown(&f);
 }
 
-static void test_short_math(void **state) { short_sequence(&MATH); }
-static void test_short_sim(void **state) { short_sequence(&SIM); }
+static void test_short_math(void **state)
+{
+    short_sequence(&MATH);
+}
+static void test_short_sim(void **state)
+{
+    short_sequence(&SIM);
+}
 
 /* The draft alone: seeded from stored taps of positions from.. on, block after block. */
 static void stored_taps(const gates *m, const char *taps_name, int from, const char *prefix, const char *label)
@@ -454,9 +492,11 @@ static void mtp1(const gates *m)
 {
     fixture f = setup("ckpt-mtp1", MTP1, m);
     size_t n_lp, n_pos;
-    const int32_t *ids = golden_i32(f.g, "mtp1.ids", NULL), *lp = golden_i32(f.g, "mtp1.logits_pos", &n_lp), *pos = golden_i32(f.g, "mtp1.pos", &n_pos);
+    const int32_t *ids = golden_i32(f.g, "mtp1.ids", NULL), *lp = golden_i32(f.g, "mtp1.logits_pos", &n_lp),
+                  *pos = golden_i32(f.g, "mtp1.pos", &n_pos);
     const int T = 80, prompt = *golden_i32(f.g, "mtp1.prompt_len", NULL);
-    float *logits = malloc(sizeof(float) * (size_t)T * (size_t)f.V), *draft = malloc(sizeof(float) * (size_t)T * (size_t)f.V);
+    float *logits = malloc(sizeof(float) * (size_t)T * (size_t)f.V),
+          *draft = malloc(sizeof(float) * (size_t)T * (size_t)f.V);
     record *trunk = f.rec, *stage = record_new(ROWS, 1);
     char name[64];
     aff_error err = {0};
@@ -467,6 +507,12 @@ static void mtp1(const gates *m)
         f.r->trace_ctx = stage;
         must(aff__draft_mtp1(f.r, f.seq, ids + at + 1, (int)(to - at), draft + at * f.V, &err), &err);
     }
+    /* The streams were used up; they belong to that sequence and to the last rows only. */
+    assert_int_equal(aff__draft_mtp1(f.r, f.seq, ids + T, 1, draft, &err), AFF_E_INVALID);
+    run(&f, ids, T + 1, NULL);
+    assert_int_equal(aff__draft_mtp1(f.r, f.seq, ids + T, 2, draft, &err), AFF_E_INVALID);
+    must(aff__seq_rollback(f.seq, T, &err), &err);
+    assert_int_equal(aff__draft_mtp1(f.r, f.seq, ids + T, 1, draft, &err), AFF_E_INVALID);
 #define NAME(s) (snprintf(name, sizeof name, "mtp1.%s." s, m->mode), name)
     logits_at(&f, "trunk logits", logits, lp, n_lp, golden_f32(f.g, NAME("logits"), NULL));
     logits_at(&f, "MTP-1 logits", draft, lp, n_lp, golden_f32(f.g, NAME("draft_logits"), NULL));
@@ -489,8 +535,14 @@ static void mtp1(const gates *m)
     teardown(&f);
 }
 
-static void test_mtp1_math(void **state) { mtp1(&MATH); }
-static void test_mtp1_sim(void **state) { mtp1(&SIM); }
+static void test_mtp1_math(void **state)
+{
+    mtp1(&MATH);
+}
+static void test_mtp1_sim(void **state)
+{
+    mtp1(&SIM);
+}
 
 /* ---- one attention sublayer at a time, and the rope tables ---- */
 
@@ -525,7 +577,8 @@ static void test_attention_units(void **state)
         }
         snprintf(name, sizeof name, "unit.attn_out.%d", l);
         const float *want = golden_f32(f.g, name, NULL);
-        for (size_t i = 0; i < n_pos; i++) errors_add(&e, row_error(out + (int64_t)pos[i] * H, want + i * (size_t)H, (size_t)H));
+        for (size_t i = 0; i < n_pos; i++)
+            errors_add(&e, row_error(out + (int64_t)pos[i] * H, want + i * (size_t)H, (size_t)H));
         snprintf(name, sizeof name, "unit.kv.%d", l);
         rows(&f, &e, "kv", l, pos, n_pos, 3, golden_f32(f.g, name, NULL), 512);
         if (!l) continue;
@@ -533,7 +586,8 @@ static void test_attention_units(void **state)
         size_t n;
         snprintf(name, sizeof name, "unit.comp.%d", l);
         want = golden_f32(f.g, name, &n);
-        for (size_t i = 0; i < n / 512; i++) errors_add(&e, row_error(f.seq->layer[l].comp + (int64_t)i * step * 512, want + i * 512, 512));
+        for (size_t i = 0; i < n / 512; i++)
+            errors_add(&e, row_error(f.seq->layer[l].comp + (int64_t)i * step * 512, want + i * 512, 512));
     }
     assert_int_equal(e.n, 3 * 16 + 3 * 6 + 9 + 2);
     errors_judge_loose(&e, DSPARK, "sim", "attention units", 1e-5, 1e-5, 2, 1e-2);

@@ -1,5 +1,6 @@
-/* The engine against itself (spec model-v4 16.2): chunking, rejections and reuse must not change a bit of logits or state.
- * Without arguments a selection; --full runs the matrix of scripts/checks/selfcheck, -v prints a line per configuration. */
+/* The engine against itself (spec model-v4 16.2): chunking, rejections and reuse must not change a bit of logits or
+ * state. Without arguments a selection; --full runs the matrix of scripts/checks/selfcheck, -v prints a line per
+ * configuration. */
 #include "base/cpu.h"
 #include "base/rng.h"
 #include "model/net_internal.h"
@@ -43,7 +44,8 @@ static void must(aff_status s)
 /* ---- states ---- */
 
 /* Rows of a ring that holds position p in slot p mod size, at positions lo .. hi-1. */
-static void same_ring(const char *what, int layer, const float *a, const float *b, int size, int width, int64_t lo, int64_t hi)
+static void same_ring(const char *what, int layer, const float *a, const float *b, int size, int width, int64_t lo,
+                      int64_t hi)
 {
     for (int64_t p = lo < 0 ? 0 : lo; p < hi; p++)
         if (memcmp(a + p % size * width, b + p % size * width, (size_t)width * sizeof *a))
@@ -53,7 +55,8 @@ static void same_ring(const char *what, int layer, const float *a, const float *
 static void same_rows(const char *what, int layer, const float *a, const float *b, int64_t rows, int width)
 {
     for (int64_t g = 0; g < rows; g++)
-        if (memcmp(a + g * width, b + g * width, (size_t)width * sizeof *a)) fail_msg("%s of layer %d differs at row %lld of %lld", what, layer, (long long)g, (long long)rows);
+        if (memcmp(a + g * width, b + g * width, (size_t)width * sizeof *a))
+            fail_msg("%s of layer %d differs at row %lld of %lld", what, layer, (long long)g, (long long)rows);
 }
 
 /* All of the state that the future can depend on. */
@@ -64,7 +67,8 @@ static void same_state(const aff_seq *a, const aff_seq *b)
     assert_int_equal(a->pos, b->pos);
     for (int l = 0; l < a->n_layers + a->n_stages; l++) {
         const bool stage = l >= a->n_layers;
-        const aff_layer_state *s = stage ? &a->stage[l - a->n_layers] : &a->layer[l], *t = stage ? &b->stage[l - a->n_layers] : &b->layer[l];
+        const aff_layer_state *s = stage ? &a->stage[l - a->n_layers] : &a->layer[l],
+                              *t = stage ? &b->stage[l - a->n_layers] : &b->layer[l];
         const int ratio = stage ? 0 : c->ratio[l], coff = ratio == 4 ? 2 : 1;
         same_ring(stage ? "draft ring" : "raw ring", l, s->raw, t->raw, s->raw_size, c->head_dim, P - c->window, P);
         if (!ratio) continue;
@@ -101,7 +105,10 @@ typedef struct bench {
     int64_t checks;
 } bench;
 
-static int below(bench *t, int n) { return (int)(aff__splitmix64(&t->seed) % (uint64_t)n); }
+static int below(bench *t, int n)
+{
+    return (int)(aff__splitmix64(&t->seed) % (uint64_t)n);
+}
 
 static void run(bench *t, aff_seq *s, const int32_t *ids, int n, float *logits)
 {
@@ -113,14 +120,16 @@ static void same_logits(bench *t, const char *what, const float *got, int64_t po
 {
     for (int i = 0; i < n; i++)
         if (memcmp(got + (int64_t)i * VOCAB, t->logits + (pos + i) * VOCAB, VOCAB * sizeof *got))
-            fail_msg("%s %s %d: %s: logits differ at position %lld", t->c->model, num_name[t->c->num], t->c->experts, what, (long long)(pos + i));
+            fail_msg("%s %s %d: %s: logits differ at position %lld", t->c->model, num_name[t->c->num], t->c->experts,
+                     what, (long long)(pos + i));
     t->checks += n;
 }
 
 /* (a) one call, then random chunks; (c) over a sequence that held something else. */
 static void check_prefill(bench *t, int n)
 {
-    const bool whole = n <= 130 || n % (n > 262 ? 9 : 3) == 0; /* a long prompt is run again from its start only now and then */
+    const bool whole =
+        n <= 130 || n % (n > 262 ? 9 : 3) == 0; /* a long prompt is run again from its start only now and then */
     if (!whole) return;
     if (t->a->pos) run(t, t->a, t->ids + 7, 1 + below(t, 40), NULL); /* leaves other rows wherever they fall */
     aff__seq_reset(t->a);
@@ -167,7 +176,8 @@ static void check_rejections(bench *t)
         for (int i = 0; i < keep; i++) {
             float one[VOCAB];
             run(t, t->b, t->ids + P + i, 1, one);
-            if (memcmp(one, t->buf + (int64_t)i * VOCAB, sizeof one)) fail_msg("after rejections: logits differ at position %lld", (long long)(P + i));
+            if (memcmp(one, t->buf + (int64_t)i * VOCAB, sizeof one))
+                fail_msg("after rejections: logits differ at position %lld", (long long)(P + i));
             t->checks++;
         }
         same_state(t->a, t->b);
@@ -233,8 +243,10 @@ static uint64_t run_config(const config *c)
     }
     if (verbose)
         printf("%-10s %-8s %-5s %d threads %-7s  lengths to %4d: %6lld rows bit-equal\n", c->model,
-               c->experts == AFF_MXFP4 ? "mxfp4" : c->experts == AFF_Q2P875Q4 ? "33" : "34", num_name[c->num], c->threads, aff__cpu_level_name(aff__cpu_level()), last,
-               (long long)t->checks);
+               c->experts == AFF_MXFP4      ? "mxfp4"
+               : c->experts == AFF_Q2P875Q4 ? "33"
+                                            : "34",
+               num_name[c->num], c->threads, aff__cpu_level_name(aff__cpu_level()), last, (long long)t->checks);
     fflush(stdout);
     free(t->logits);
     free(t->buf);
@@ -250,8 +262,10 @@ static uint64_t run_config(const config *c)
 static void test_selection(void **state)
 {
     static const config quick[] = {
-        {"toy", AFF_MXFP4, AFF_MATH, 1, AFF_CPU_AVX512, TINY},   {"toy", AFF_Q2P875Q4, AFF_SIM, 2, AFF_CPU_AVX2, SHORT},
-        {"toy", AFF_Q2P875G, AFF_FAST, 3, AFF_CPU_SCALAR, TINY}, {"kernel", AFF_MXFP4, AFF_FAST, 2, AFF_CPU_AVX512, TINY},
+        {"toy", AFF_MXFP4, AFF_MATH, 1, AFF_CPU_AVX512, TINY},
+        {"toy", AFF_Q2P875Q4, AFF_SIM, 2, AFF_CPU_AVX2, SHORT},
+        {"toy", AFF_Q2P875G, AFF_FAST, 3, AFF_CPU_SCALAR, TINY},
+        {"kernel", AFF_MXFP4, AFF_FAST, 2, AFF_CPU_AVX512, TINY},
         {"kernel", AFF_Q2P875G, AFF_SIM, 3, AFF_CPU_AVX512, TINY},
     };
     for (size_t i = 0; i < sizeof quick / sizeof *quick; i++) run_config(&quick[i]);
@@ -274,7 +288,9 @@ static void test_same_everywhere(void **state)
                     const uint64_t h = run_config(&c);
                     uint64_t *want = &first[experts[e] != AFF_MXFP4];
                     if (!*want) *want = h;
-                    if (*want != h) fail_msg("%s %s experts %d, %d threads, level %d: other logits", models[m], num_name[num], experts[e], threads, lv);
+                    if (*want != h)
+                        fail_msg("%s %s experts %d, %d threads, level %d: other logits", models[m], num_name[num],
+                                 experts[e], threads, lv);
                 }
             }
         }
@@ -288,12 +304,16 @@ static void test_matrix(void **state)
     for (int m = 0; m < 2; m++)
         for (int e = 0; e < 3; e++)
             for (int num = 0; num < 3; num++, turn++) {
-                const config c = {models[m], experts[e], (aff_numerics)num, 1 + turn % 3, (aff_cpu_level)(2 - turn / 3 % 3), ALL};
+                const config c = {
+                    models[m], experts[e], (aff_numerics)num, 1 + turn % 3, (aff_cpu_level)(2 - turn / 3 % 3), ALL};
                 run_config(&c);
             }
 }
 
-static int make_root(void **state) { return mkdtemp(root) ? 0 : -1; }
+static int make_root(void **state)
+{
+    return mkdtemp(root) ? 0 : -1;
+}
 static int remove_root(void **state)
 {
     char cmd[64];
@@ -309,5 +329,6 @@ int main(int argc, char **argv)
     }
     const struct CMUnitTest quick[] = {cmocka_unit_test(test_selection), cmocka_unit_test(test_same_everywhere)};
     const struct CMUnitTest all[] = {cmocka_unit_test(test_matrix), cmocka_unit_test(test_same_everywhere)};
-    return full ? cmocka_run_group_tests(all, make_root, remove_root) : cmocka_run_group_tests(quick, make_root, remove_root);
+    return full ? cmocka_run_group_tests(all, make_root, remove_root)
+                : cmocka_run_group_tests(quick, make_root, remove_root);
 }

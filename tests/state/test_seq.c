@@ -57,7 +57,8 @@ static void test_limits(void **state)
     assert_int_equal(feed(r, s, ids, 21, NULL), AFF_E_LIMIT);
     assert_int_equal(feed(r, s, ids, 0, NULL), AFF_E_INVALID);
     assert_int_equal(feed(r, other, ids, 1, NULL), AFF_E_INVALID);
-    const aff_batch nowhere = {.n = 2, .id = ids, .seq = s, .want_from = 1}, beyond = {.n = 2, .id = ids, .seq = s, .want_from = 3, .logits = lg};
+    const aff_batch nowhere = {.n = 2, .id = ids, .seq = s, .want_from = 1},
+                    beyond = {.n = 2, .id = ids, .seq = s, .want_from = 3, .logits = lg};
     assert_int_equal(aff__forward(r, &nowhere, &err), AFF_E_INVALID);
     assert_int_equal(aff__forward(r, &beyond, &err), AFF_E_INVALID);
     int32_t d[8];
@@ -66,7 +67,7 @@ static void test_limits(void **state)
     must(feed(r, s, ids, 20, lg));
     assert_int_equal(feed(r, s, ids, 1, lg), AFF_E_LIMIT);
     assert_int_equal(aff__draft_block(r, s, V, d, NULL, NULL, NULL, NULL, &err), AFF_E_INVALID);
-    must(aff__draft_block(r, s, 1, d, NULL, NULL, NULL, NULL, &err)); /* at the very end of the room */
+    must(aff__draft_block(r, s, 1, d, NULL, NULL, NULL, NULL, &err));          /* at the very end of the room */
     assert_int_equal(aff__draft_mtp1(r, s, ids, 20, lg, &err), AFF_E_INVALID); /* not that kind of draft */
     aff__seq_free(s);
     aff__seq_free(other);
@@ -143,8 +144,9 @@ static void test_huge_context(void **state)
     aff__net_close(n);
 }
 
-/* Memory runs out in the middle of a pass (row-major experts are copied at first use): the call fails, the position stays, and
- * the same call once more gives what it would have given. The pass begins inside a group and is longer than the history rings. */
+/* Memory runs out in the middle of a pass (row-major experts are copied at first use): the call fails, the position
+ * stays, and the same call once more gives what it would have given. The pass begins inside a group and is longer than
+ * the history rings. */
 static void test_failed_pass(void **state)
 {
     enum { WIDTH = 512, HELD = 3, ROWS = 40 };
@@ -197,7 +199,7 @@ static int remove_root(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_limits), cmocka_unit_test(test_rollback_limits), cmocka_unit_test(test_huge_context),
-                                       cmocka_unit_test(test_failed_pass)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_limits), cmocka_unit_test(test_rollback_limits),
+                                       cmocka_unit_test(test_huge_context), cmocka_unit_test(test_failed_pass)};
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

@@ -19,8 +19,9 @@ static void must(aff_status s)
 typedef struct pair {
     const char *c, *k;
 } pair;
-static const pair globals[] = {{"token_embd", "embed.weight"}, {"output", "head.weight"},       {"output_norm", "norm.weight"},
-                               {"hc_head_fn", "hc_head_fn"},   {"hc_head_scale", "hc_head_scale"}, {"hc_head_base", "hc_head_base"}};
+static const pair globals[] = {{"token_embd", "embed.weight"},     {"output", "head.weight"},
+                               {"output_norm", "norm.weight"},     {"hc_head_fn", "hc_head_fn"},
+                               {"hc_head_scale", "hc_head_scale"}, {"hc_head_base", "hc_head_base"}};
 static const pair block[] = {
     {"attn_norm", "attn_norm.weight"},
     {"attn_sinks", "attn.attn_sink"},
@@ -71,11 +72,14 @@ typedef struct job {
     uint64_t next;
 } job;
 
-static void tensor(job *j, const char *cname, aff_dtype d, uint64_t rows, uint64_t cols, const void *data, uint64_t size, const void *scale, uint64_t scale_size)
+static void tensor(job *j, const char *cname, aff_dtype d, uint64_t rows, uint64_t cols, const void *data,
+                   uint64_t size, const void *scale, uint64_t scale_size)
 {
     uint64_t index;
-    if (!j->filling) must(aff__cwriter_declare(j->w, cname, d, rows, cols, &index, &err));
-    else must(aff__cwriter_tensor(j->w, j->next++, data, size, scale, scale_size, &err));
+    if (!j->filling)
+        must(aff__cwriter_declare(j->w, cname, d, rows, cols, &index, &err));
+    else
+        must(aff__cwriter_tensor(j->w, j->next++, data, size, scale, scale_size, &err));
 }
 
 static void copy(job *j, const char *cprefix, const char *kprefix, const pair *p)
@@ -116,9 +120,9 @@ static void copy(job *j, const char *cprefix, const char *kprefix, const pair *p
     }
 }
 
-#define COPY_ALL(j, cprefix, kprefix, table)                                                                                                                   \
-    do {                                                                                                                                                       \
-        for (size_t i_ = 0; i_ < sizeof(table) / sizeof *(table); i_++) copy(j, cprefix, kprefix, &(table)[i_]);                                                \
+#define COPY_ALL(j, cprefix, kprefix, table)                                                                           \
+    do {                                                                                                               \
+        for (size_t i_ = 0; i_ < sizeof(table) / sizeof *(table); i_++) copy(j, cprefix, kprefix, &(table)[i_]);       \
     } while (0)
 
 static void dense(job *j, const aff_config *c, bool draft, int stages, const uint8_t *codebook)
@@ -146,7 +150,8 @@ static void random_record(const aff_clayer *l, uint64_t seed, uint8_t *record)
     memset(record, 0, (size_t)l->stride);
     for (int k = 0; k < 3; k++) {
         for (uint64_t i = 0; i < m[k]->data_size; i++) record[m[k]->data_off + i] = (uint8_t)aff__splitmix64(&seed);
-        for (uint64_t i = 0; i + 3 <= m[k]->scale_size; i += 3) { /* four fields of 6 bits: exponent 0..3, sign, rotation, variant */
+        for (uint64_t i = 0; i + 3 <= m[k]->scale_size;
+             i += 3) { /* four fields of 6 bits: exponent 0..3, sign, rotation, variant */
             uint32_t f = 0;
             for (int b = 0; b < 4; b++) f |= ((uint32_t)aff__splitmix64(&seed) & 0x3bu) << (6 * b);
             for (int b = 0; b < 3; b++) record[m[k]->scale_off + i + (uint64_t)b] = (uint8_t)(f >> (8 * b));
@@ -158,7 +163,8 @@ static void random_record(const aff_clayer *l, uint64_t seed, uint8_t *record)
     }
 }
 
-static void checkpoint_record(const aff_ckpt *k, const aff_clayer *l, const char *prefix, uint32_t layer, uint32_t e, uint8_t *record)
+static void checkpoint_record(const aff_ckpt *k, const aff_clayer *l, const char *prefix, uint32_t layer, uint32_t e,
+                              uint8_t *record)
 {
     static const char *const leaf[3] = {"w1", "w3", "w2"};
     const aff_matdesc *m[3] = {&l->gate, &l->up, &l->down};
@@ -186,8 +192,10 @@ static void experts(job *j, aff_dtype d, const char *prefix, int layers, int n, 
         assert_non_null(a);
         assert_non_null(b);
         for (int e = 0; e < n; e++) {
-            if (d == AFF_MXFP4) checkpoint_record(j->k, y, prefix, (uint32_t)l, (uint32_t)e, a);
-            else random_record(y, seed + (uint64_t)(l * n + e) * 977u, a);
+            if (d == AFF_MXFP4)
+                checkpoint_record(j->k, y, prefix, (uint32_t)l, (uint32_t)e, a);
+            else
+                random_record(y, seed + (uint64_t)(l * n + e) * 977u, a);
             if (d == AFF_Q2P875G) aff__expert_record_permute(y, b, a, true);
             must(aff__cwriter_expert(j->w, (uint32_t)l, (uint32_t)e, d == AFF_Q2P875G ? b : a, &err));
         }
@@ -196,7 +204,8 @@ static void experts(job *j, aff_dtype d, const char *prefix, int layers, int n, 
     }
 }
 
-static void write_one(const aff_ckpt *k, const aff_config *c, const char *path, bool draft, aff_dtype d, uint64_t seed, uint64_t cb_seed)
+static void write_one(const aff_ckpt *k, const aff_config *c, const char *path, bool draft, aff_dtype d, uint64_t seed,
+                      uint64_t cb_seed)
 {
     char file[1024], *text;
     size_t size;
@@ -218,7 +227,8 @@ static void write_one(const aff_ckpt *k, const aff_config *c, const char *path, 
     must(aff__cwriter_meta(j.w, text, size, &err));
     free(text);
     dense(&j, c, draft, stages, codebook);
-    for (int l = 0; l < layers; l++) must(aff__cwriter_layer(j.w, (uint32_t)c->experts, d, (uint64_t)c->inter, (uint64_t)c->hidden, &err));
+    for (int l = 0; l < layers; l++)
+        must(aff__cwriter_layer(j.w, (uint32_t)c->experts, d, (uint64_t)c->inter, (uint64_t)c->hidden, &err));
     must(aff__cwriter_begin(j.w, &err));
     j.filling = true;
     dense(&j, c, draft, stages, codebook);

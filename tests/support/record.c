@@ -22,7 +22,8 @@ bool record_verbose;
 void record_arguments(int argc, char **argv)
 {
     for (int i = 1; i < argc; i++) record_verbose |= strcmp(argv[i], "-v") == 0;
-    if (record_verbose) printf("%-10s %-6s %-32s %10s %10s %7s  gates\n", "model", "mode", "tensor", "median", "worst", "rows");
+    if (record_verbose)
+        printf("%-10s %-6s %-32s %10s %10s %7s  gates\n", "model", "mode", "tensor", "median", "worst", "rows");
 }
 
 record *record_new(int rows, int topk)
@@ -77,12 +78,19 @@ void record_trace(void *ctx, const char *what, int layer, int row0, const void *
 static const void *row_of(const record *r, const char *what, int layer, int64_t row)
 {
     const plane *p = find(r, what, layer);
-    if (!p || row < 0 || row >= r->rows || !p->seen[row]) fail_msg("'%s' of layer %d, row %lld was not traced", what, layer, (long long)row);
+    if (!p || row < 0 || row >= r->rows || !p->seen[row])
+        fail_msg("'%s' of layer %d, row %lld was not traced", what, layer, (long long)row);
     return p->v + (size_t)row * (size_t)p->width * 4;
 }
 
-const float *record_row(const record *r, const char *what, int layer, int64_t row) { return row_of(r, what, layer, row); }
-const int32_t *record_ids(const record *r, const char *what, int layer, int64_t row) { return row_of(r, what, layer, row); }
+const float *record_row(const record *r, const char *what, int layer, int64_t row)
+{
+    return row_of(r, what, layer, row);
+}
+const int32_t *record_ids(const record *r, const char *what, int layer, int64_t row)
+{
+    return row_of(r, what, layer, row);
+}
 
 void errors_add(errors *s, double e)
 {
@@ -94,8 +102,8 @@ void errors_add(errors *s, double e)
     s->e[s->n++] = e;
 }
 
-void errors_judge_loose(errors *s, const char *model, const char *mode, const char *tensor, double median_gate, double gate, double loose,
-                        double loose_gate)
+void errors_judge_loose(errors *s, const char *model, const char *mode, const char *tensor, double median_gate,
+                        double gate, double loose, double loose_gate)
 {
     double worst = 0, mid;
     size_t above = 0;
@@ -105,7 +113,9 @@ void errors_judge_loose(errors *s, const char *model, const char *mode, const ch
         above += s->e[i] > gate;
     }
     mid = median(s->e, s->n);
-    if (record_verbose) printf("%-10s %-6s %-32s %10.2e %10.2e %7zu  %.0e %.0e\n", model, mode, tensor, mid, worst, s->n, median_gate, loose > 0 ? loose_gate : gate);
+    if (record_verbose)
+        printf("%-10s %-6s %-32s %10.2e %10.2e %7zu  %.0e %.0e\n", model, mode, tensor, mid, worst, s->n, median_gate,
+               loose > 0 ? loose_gate : gate);
     const size_t n = s->n;
     free(s->e);
     *s = (errors){0};
@@ -119,11 +129,12 @@ void errors_judge(errors *s, const char *model, const char *mode, const char *te
     errors_judge_loose(s, model, mode, tensor, median_gate, gate, 0, gate);
 }
 
-void counts_judge(const char *model, const char *mode, const char *tensor, int64_t compared, int64_t wrong, int64_t near)
+void counts_judge(const char *model, const char *mode, const char *tensor, int64_t compared, int64_t wrong,
+                  int64_t near)
 {
     if (record_verbose)
-        printf("%-10s %-6s %-32s %10s %10lld %7lld  equal%s\n", model, mode, tensor, "differ:", (long long)(wrong + near), (long long)compared,
-               near ? " (near ties only)" : "");
+        printf("%-10s %-6s %-32s %10s %10lld %7lld  equal%s\n", model, mode, tensor,
+               "differ:", (long long)(wrong + near), (long long)compared, near ? " (near ties only)" : "");
     if (!compared) fail_msg("%s %s %s: nothing was compared", model, mode, tensor);
     if (wrong) fail_msg("%s %s %s: %lld of %lld differ", model, mode, tensor, (long long)wrong, (long long)compared);
 }

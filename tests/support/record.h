@@ -20,13 +20,15 @@ typedef struct errors {
     size_t n, cap;
 } errors;
 void errors_add(errors *s, double e);
-/* Prints the line of the parity table (if record_verbose), fails the test if the median or the worst is above its gate; `loose`
- * rows in a hundred may be up to loose_gate instead. Empties s; no rows at all fails too. */
+/* Prints the line of the parity table (if record_verbose), fails the test if the median or the worst is above its gate;
+ * `loose` rows in a hundred may be up to loose_gate instead. Empties s; no rows at all fails too. */
 void errors_judge(errors *s, const char *model, const char *mode, const char *tensor, double median_gate, double gate);
-void errors_judge_loose(errors *s, const char *model, const char *mode, const char *tensor, double median_gate, double gate, double loose,
-                        double loose_gate);
-/* One line for a count of things that must be equal: fails if wrong != 0. near: allowed differences at ties, listed by the caller. */
-void counts_judge(const char *model, const char *mode, const char *tensor, int64_t compared, int64_t wrong, int64_t near);
+void errors_judge_loose(errors *s, const char *model, const char *mode, const char *tensor, double median_gate,
+                        double gate, double loose, double loose_gate);
+/* One line for a count of things that must be equal: fails if wrong != 0. near: allowed differences at ties, listed by
+ * the caller. */
+void counts_judge(const char *model, const char *mode, const char *tensor, int64_t compared, int64_t wrong,
+                  int64_t near);
 
 extern bool record_verbose;
 /* Sets record_verbose from the argument -v; prints the head of the table. */

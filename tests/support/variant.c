@@ -33,7 +33,8 @@ static json_t *entry(const aff_st_tensor *t, const variant *v, bool mine, uint64
     if (mine && v->flip && t->ndim == 1) json_array_append_new(shape, json_integer(1));
     json_array_append_new(ends, json_integer((json_int_t)at));
     json_array_append_new(ends, json_integer((json_int_t)(at + t->size)));
-    return json_pack("{s:s,s:o,s:o}", "dtype", mine && v->dtype ? v->dtype : aff__st_dtype_name(t->dtype), "shape", shape, "data_offsets", ends);
+    return json_pack("{s:s,s:o,s:o}", "dtype", mine && v->dtype ? v->dtype : aff__st_dtype_name(t->dtype), "shape",
+                     shape, "data_offsets", ends);
 }
 
 void test_write_variant(const char *from, const char *dir, const variant *v)

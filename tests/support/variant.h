@@ -4,11 +4,11 @@
 #include "format/safetensors.h"
 
 typedef struct variant {
-    const char *tensor;               /* the tensor concerned; NULL: none */
-    bool drop;                        /* leave it out */
-    const char *dtype;                /* declare another dtype of the same element size, e.g. "F16" for BF16 */
-    bool flip;                        /* declare the shape [n, 1] for [1, n] or a vector, [cols, rows] for a matrix */
-    const void *patch;                /* bytes to put at patch_at */
+    const char *tensor; /* the tensor concerned; NULL: none */
+    bool drop;          /* leave it out */
+    const char *dtype;  /* declare another dtype of the same element size, e.g. "F16" for BF16 */
+    bool flip;          /* declare the shape [n, 1] for [1, n] or a vector, [cols, rows] for a matrix */
+    const void *patch;  /* bytes to put at patch_at */
     size_t patch_size, patch_at;
     const char *config_key, *config_value; /* a key of config.json and its new value as JSON; value NULL removes it */
 } variant;
