@@ -380,6 +380,29 @@ static void the_quantiser_keeps_bad_values_visible(void **state)
     }
 }
 
+/* x * (127/amax) is rounded to float32 before rint: x for which that matters, against an exact product. */
+static void the_quantiser_rounds_twice(void **state)
+{
+    (void)state;
+    uint64_t seed = 16;
+    int found = 0;
+    for (int round = 0; round < 4000; round++) {
+        float x[2] = {0.5f + fabsf(draw_unit(&seed)), 0};
+        float inv = 127.0f / x[0];
+        x[1] = ((float)draw_int(&seed, 20, 120) + 0.5f) / inv;
+        float v = x[1] * inv;
+        if (fabsf(x[1]) >= x[0] || rint((double)x[1] * (double)inv) == (double)rintf(v)) continue;
+        found++;
+        int8_t q[2];
+        EACH_LEVEL(l)
+        {
+            aff__cpu_inner_now()->quantise(x, 2, q);
+            assert_int_equal(q[1], (int)rintf(v));
+        }
+    }
+    assert_true(found > 20);
+}
+
 static void swiglu_has_one_value(void **state)
 {
     (void)state;
@@ -436,7 +459,7 @@ int main(void)
         cmocka_unit_test(fast_is_the_integer_definition),    cmocka_unit_test(math_agrees_with_double_precision),
         cmocka_unit_test(threads_and_company_change_nothing), cmocka_unit_test(the_worked_block_decodes),
         cmocka_unit_test(the_largest_sum_does_not_overflow), cmocka_unit_test(the_quantiser_keeps_bad_values_visible),
-        cmocka_unit_test(swiglu_has_one_value),              cmocka_unit_test(nonsense_is_refused),
+        cmocka_unit_test(the_quantiser_rounds_twice),        cmocka_unit_test(swiglu_has_one_value),              cmocka_unit_test(nonsense_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

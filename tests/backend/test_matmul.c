@@ -272,6 +272,22 @@ static void vectors_follow_the_definition(void **state)
     }
 }
 
+/* Every product -2^-200 rounds to -0; lanes that a tail does not reach must not turn it into +0. */
+static void negative_zero_survives_a_tail(void **state)
+{
+    (void)state;
+    float w[31], x[31], y;
+    for (int i = 0; i < 31; i++) w[i] = -0x1p-100f, x[i] = 0x1p-100f;
+    EACH_LEVEL(l)
+    for (int n = 16; n <= 31; n++) {
+        aff_weight m = {.dtype = AFF_F32, .rows = 1, .cols = n, .data = w};
+        aff__cpu_matmul(NULL, &m, AFF_MATH, x, n, 1, &y, 1);
+        assert_true(y == 0.0f && signbit(y));
+        y = aff__cpu_dot(w, x, n);
+        assert_true(y == 0.0f && signbit(y));
+    }
+}
+
 static void rounding_is_one_function(void **state)
 {
     (void)state;
@@ -302,6 +318,7 @@ int main(void)
         cmocka_unit_test(every_e4m3_code_and_scale_is_exact),   cmocka_unit_test(a_row_does_not_depend_on_its_company),
         cmocka_unit_test(groups_are_products_of_their_slices),  cmocka_unit_test(no_memory_changes_nothing),
         cmocka_unit_test(vectors_follow_the_definition),        cmocka_unit_test(rounding_is_one_function),
+        cmocka_unit_test(negative_zero_survives_a_tail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
