@@ -1,6 +1,7 @@
-/* bench_kernels [threads] [filter] - speed of the CPU kernels at every level of this machine, beside the rate at which memory can
- * be read by the same threads. Operands are larger than the caches, as weights are in use. Best of several runs; one thread is
- * timed by its own CPU clock, so that other load on the machine disturbs less, several by the wall clock. */
+/* bench_kernels [threads] [filter] - speed of the CPU kernels at every level of this machine, beside the rate at which
+ * memory can be read by the same threads. Operands are larger than the caches, as weights are in use. Best of several
+ * runs; one thread is timed by its own CPU clock, so that other load on the machine disturbs less, several by the wall
+ * clock. */
 #include "backend/cpu/kernels.h"
 #include "base/cpu.h"
 #include "base/mem.h"
@@ -59,8 +60,9 @@ static double best(void (*fn)(void *), void *ctx)
 /* work: what the kernel counts in (weights, multiplications); bytes: what it reads from memory. */
 static void report(const char *name, int T, double seconds, double work, double bytes)
 {
-    printf("%-22s %-7s T=%-4d %9.3f ms %8.2f G/s %8.2f GB/s %6.1f %% of memory\n", name, aff__cpu_level_name(aff__cpu_level()), T,
-           seconds * 1e3, work / seconds * 1e-9, bytes / seconds * 1e-9, 100 * bytes / seconds / dram);
+    printf("%-22s %-7s T=%-4d %9.3f ms %8.2f G/s %8.2f GB/s %6.1f %% of memory\n", name,
+           aff__cpu_level_name(aff__cpu_level()), T, seconds * 1e3, work / seconds * 1e-9, bytes / seconds * 1e-9,
+           100 * bytes / seconds / dram);
     fflush(stdout);
 }
 
@@ -82,7 +84,10 @@ static void read_task(void *ctx, int64_t task, int thread)
         for (size_t stream = 0; stream < 8; stream++) s += p[stream * lane + i]; /* one word brings the line */
     r->sum[task] += s;
 }
-static void read_all(void *ctx) { aff__pool_run(pool, read_task, ctx, 256); }
+static void read_all(void *ctx)
+{
+    aff__pool_run(pool, read_task, ctx, 256);
+}
 
 typedef struct product {
     aff_weight w;
@@ -99,8 +104,14 @@ static void run_product(void *ctx)
 
 static void bench_products(int level)
 {
-    static const struct { aff_dtype dtype; const char *name; int bytes; } kinds[] = {
-        {AFF_F32, "matmul f32", 4}, {AFF_BF16, "matmul bf16", 2}, {AFF_FP8, "matmul fp8", 1}, {AFF_FP8_32, "matmul fp8 32x32", 1}};
+    static const struct {
+        aff_dtype dtype;
+        const char *name;
+        int bytes;
+    } kinds[] = {{AFF_F32, "matmul f32", 4},
+                 {AFF_BF16, "matmul bf16", 2},
+                 {AFF_FP8, "matmul fp8", 1},
+                 {AFF_FP8_32, "matmul fp8 32x32", 1}};
     float *x = activations((size_t)64 * COLS), *y = activations((size_t)64 * ROWS);
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         if (!strstr(kinds[k].name, filter)) continue;
@@ -144,8 +155,10 @@ static void bench_experts(aff_dtype dtype, const char *name, int level)
 {
     if (!strstr(name, filter)) return;
     static int16_t table[2][1024][4];
-    for (int i = 0; i < 8192; i++) table[0][i / 4 % 1024][i % 4] = table[1][i / 4 % 1024][i % 4] = (int16_t)((8 + i % 8) << i % 7);
-    size_t n = (size_t)HIDDEN * INTER, codes = dtype == AFF_MXFP4 ? n / 2 : n / 64 * 20, fields = dtype == AFF_MXFP4 ? n / 32 : n / 64 * 3;
+    for (int i = 0; i < 8192; i++)
+        table[0][i / 4 % 1024][i % 4] = table[1][i / 4 % 1024][i % 4] = (int16_t)((8 + i % 8) << i % 7);
+    size_t n = (size_t)HIDDEN * INTER, codes = dtype == AFF_MXFP4 ? n / 2 : n / 64 * 20,
+           fields = dtype == AFF_MXFP4 ? n / 32 : n / 64 * 3;
     aff_moe_tile tile[EXPERTS];
     uint8_t *all = filled(EXPERTS * 3 * (codes + fields));
     uint8_t rscale[2 * HIDDEN];
@@ -154,7 +167,9 @@ static void bench_experts(aff_dtype dtype, const char *name, int level)
     static int row[EXPERTS * MAX_T], rank[EXPERTS * MAX_T];
     static float weight[EXPERTS * MAX_T];
     static const int widths[] = {1, 2, 4, 8, 32};
-    routed r = {.shape = {dtype, HIDDEN, INTER, 10.0f, table}, .x = activations((size_t)MAX_T * HIDDEN), .y = activations((size_t)MAX_T * HIDDEN)};
+    routed r = {.shape = {dtype, HIDDEN, INTER, 10.0f, table},
+                .x = activations((size_t)MAX_T * HIDDEN),
+                .y = activations((size_t)MAX_T * HIDDEN)};
     if (aff__moe_scratch_create(&r.s, aff__pool_threads(pool), NULL) != AFF_OK) exit(1);
     for (size_t t = 0; t < sizeof widths / sizeof *widths; t++) {
         r.T = widths[t];
@@ -172,7 +187,8 @@ static void bench_experts(aff_dtype dtype, const char *name, int level)
             for (int i = 0; i < r.T; i++, at++) row[at] = i, weight[at] = 0.5f;
         }
         r.plan = (aff_moe_plan){experts, at, tile, row, rank, weight};
-        report(name, r.T, best(run_routed, &r), 3.0 * (double)n * experts * r.T, 3.0 * (double)(codes + fields) * experts);
+        report(name, r.T, best(run_routed, &r), 3.0 * (double)n * experts * r.T,
+               3.0 * (double)(codes + fields) * experts);
     }
     aff__moe_scratch_free(r.s);
     free(all), free(r.x), free(r.y);
@@ -203,13 +219,22 @@ static void run_topk(void *ctx)
 static void bench_attention(void)
 {
     enum { KEYS = 65536 };
-    position p = {activations(HEADS * HEAD_DIM), activations((size_t)KEYS * 128), activations(HEADS * HEAD_DIM), activations(HEADS),
-                  activations(HEADS), activations(KEYS), filled(KEYS * sizeof(float *)), 640, filled(KEYS * sizeof(int)), filled(KEYS * sizeof(int))};
+    position p = {activations(HEADS * HEAD_DIM),
+                  activations((size_t)KEYS * 128),
+                  activations(HEADS * HEAD_DIM),
+                  activations(HEADS),
+                  activations(HEADS),
+                  activations(KEYS),
+                  filled(KEYS * sizeof(float *)),
+                  640,
+                  filled(KEYS * sizeof(int)),
+                  filled(KEYS * sizeof(int))};
     for (int j = 0; j < p.n; j++) p.key[j] = p.k + (int64_t)j * HEAD_DIM;
     if (strstr("attend", filter))
         report("attend 64x512", p.n, best(run_attend, &p), 2.0 * p.n * HEADS * HEAD_DIM, (double)p.n * HEAD_DIM * 4);
     p.n = 4096;
-    if (strstr("index", filter)) report("index 64x128", p.n, best(run_index, &p), (double)p.n * HEADS * 128, (double)p.n * 128 * 4);
+    if (strstr("index", filter))
+        report("index 64x128", p.n, best(run_index, &p), (double)p.n * HEADS * 128, (double)p.n * 128 * 4);
     p.n = KEYS;
     if (strstr("topk", filter)) report("topk 512", p.n, best(run_topk, &p), p.n, (double)p.n * 4);
     free(p.q), free(p.k), free(p.o), free(p.sink), free(p.w), free(p.score), free(p.key), free(p.sel), free(p.scratch);
@@ -229,7 +254,8 @@ int main(int argc, char **argv)
     dram = (double)r.words * 8 / best(read_all, &r);
     uint64_t sum = 0;
     for (int i = 0; i < 256; i++) sum += r.sum[i];
-    printf("memory read with %d threads: %.2f GB/s (checksum %llx)\n", aff__pool_threads(pool), dram * 1e-9, (unsigned long long)sum);
+    printf("memory read with %d threads: %.2f GB/s (checksum %llx)\n", aff__pool_threads(pool), dram * 1e-9,
+           (unsigned long long)sum);
     free(p);
     int top = aff__cpu_level();
     for (int level = AFF_CPU_SCALAR; level <= top; level++) {

@@ -1,6 +1,6 @@
 /* mathfn.h - exp and its relatives, written once: every build (scalar, SIMD, device) gives the same bits.
- * Only +, -, *, /, fmaf and integer work; no libm calls whose last bit differs between libraries. SIMD forms repeat these
- * steps lane by lane. A NaN argument gives a NaN (its payload is not defined). */
+ * Only +, -, *, /, fmaf and integer work; no libm calls whose last bit differs between libraries. SIMD forms repeat
+ * these steps lane by lane. A NaN argument gives a NaN (its payload is not defined). */
 #ifndef AFF_BACKEND_MATHFN_H
 #define AFF_BACKEND_MATHFN_H
 #include <math.h>
@@ -11,18 +11,19 @@
 #define AFF__FN static inline
 #endif
 
-/* Constants of e^x, shared with the SIMD forms: ln 2 in two parts, and q of e^r = 1 + r + r^2 q(r) on |r| <= ln(2)/2. */
-#define AFF__EXP_HI 88.8f
-#define AFF__EXP_LO -104.0f
-#define AFF__LOG2E 0x1.715476p+0f
-#define AFF__LN2_HI 0x1.62e430p-1f
-#define AFF__LN2_LO -0x1.05c610p-29f
+/* Constants of e^x, shared with the SIMD forms: ln 2 in two parts, and q of e^r = 1 + r + r^2 q(r) on |r| <= ln(2)/2.
+ */
+#define AFF__EXP_HI  88.8f
+#define AFF__EXP_LO  -104.0f
+#define AFF__LOG2E   0x1.715476p+0f
+#define AFF__LN2_HI  0x1.62e430p-1f
+#define AFF__LN2_LO  -0x1.05c610p-29f
 #define AFF__ROUNDER 0x1.8p+23f /* adding it rounds to an integer, nearest even, left in the low bits */
-#define AFF__EXP_Q0 0.5f
-#define AFF__EXP_Q1 0x1.5554dcp-3f
-#define AFF__EXP_Q2 0x1.55551ap-5f
-#define AFF__EXP_Q3 0x1.120b6ep-7f
-#define AFF__EXP_Q4 0x1.6d110ap-10f
+#define AFF__EXP_Q0  0.5f
+#define AFF__EXP_Q1  0x1.5554dcp-3f
+#define AFF__EXP_Q2  0x1.55551ap-5f
+#define AFF__EXP_Q3  0x1.120b6ep-7f
+#define AFF__EXP_Q4  0x1.6d110ap-10f
 
 /* 2^n from its biased exponent; n in -126..127. */
 AFF__FN float aff__pow2i(int32_t n)

@@ -9,8 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-static inline uint64_t draw(uint64_t *seed, uint64_t n) { return aff__splitmix64(seed) % n; }
-static inline int draw_int(uint64_t *seed, int lo, int hi) { return lo + (int)draw(seed, (uint64_t)(hi - lo + 1)); }
+static inline uint64_t draw(uint64_t *seed, uint64_t n)
+{
+    return aff__splitmix64(seed) % n;
+}
+static inline int draw_int(uint64_t *seed, int lo, int hi)
+{
+    return lo + (int)draw(seed, (uint64_t)(hi - lo + 1));
+}
 /* Uniform in [-1, 1). */
 static inline float draw_unit(uint64_t *seed)
 {
@@ -24,9 +30,12 @@ static inline void fill(float *x, int64_t n, bool wild, uint64_t *seed)
         x[i] = draw_unit(seed);
         if (!wild) continue;
         int kind = draw_int(seed, 0, 9);
-        if (kind == 0) x[i] = x[i] < 0 ? -0.0f : 0.0f;
-        else if (kind == 1) x[i] = x[i] * 0x1p-130f;
-        else if (kind == 2) x[i] = ldexpf(x[i], draw_int(seed, -140, 100));
+        if (kind == 0)
+            x[i] = x[i] < 0 ? -0.0f : 0.0f;
+        else if (kind == 1)
+            x[i] = x[i] * 0x1p-130f;
+        else if (kind == 2)
+            x[i] = ldexpf(x[i], draw_int(seed, -140, 100));
     }
 }
 

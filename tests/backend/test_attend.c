@@ -12,15 +12,24 @@ typedef struct problem {
 
 static problem random_problem(int heads, int D, int n, float spread, uint64_t *seed)
 {
-    problem p = {heads, D, n, 1.0f / sqrtf((float)D), floats((int64_t)heads * D, false, seed), floats((int64_t)(n + 5) * (D + 3), false, seed),
-                 floats(heads, false, seed), malloc((size_t)(n + 1) * sizeof(float *))};
+    problem p = {heads,
+                 D,
+                 n,
+                 1.0f / sqrtf((float)D),
+                 floats((int64_t)heads * D, false, seed),
+                 floats((int64_t)(n + 5) * (D + 3), false, seed),
+                 floats(heads, false, seed),
+                 malloc((size_t)(n + 1) * sizeof(float *))};
     assert_non_null(p.key);
     for (int i = 0; i < heads * D; i++) p.q[i] *= spread;
     for (int j = 0; j < n; j++) p.key[j] = p.rows + (int64_t)draw_int(seed, 0, n + 4) * (D + 3);
     return p;
 }
 
-static void free_problem(problem *p) { free(p->q), free(p->rows), free(p->sink), free((void *)(uintptr_t)p->key); }
+static void free_problem(problem *p)
+{
+    free(p->q), free(p->rows), free(p->sink), free((void *)(uintptr_t)p->key);
+}
 
 static void attention_agrees_with_double_precision(void **state)
 {
@@ -29,7 +38,8 @@ static void attention_agrees_with_double_precision(void **state)
     const int widths[] = {512, 64, 7, 130};
     for (int round = 0; round < 32; round++) {
         int D = widths[round % 4];
-        problem p = random_problem(draw_int(&seed, 1, 7), D, round % 8 == 0 ? round / 8 : draw_int(&seed, 1, 210), round % 3 ? 3.0f : 60.0f, &seed);
+        problem p = random_problem(draw_int(&seed, 1, 7), D, round % 8 == 0 ? round / 8 : draw_int(&seed, 1, 210),
+                                   round % 3 ? 3.0f : 60.0f, &seed);
         float *o = floats((int64_t)p.heads * D, false, &seed);
         double *s = malloc((size_t)(p.n + 1) * sizeof *s);
         EACH_LEVEL(l)
@@ -85,7 +95,8 @@ static void attention_has_the_defined_bits(void **state)
     uint64_t seed = 22;
     for (int round = 0; round < 60; round++) {
         int heads = draw_int(&seed, 1, 9), D = round % 4 ? draw_int(&seed, 1, 150) : 512;
-        problem p = random_problem(heads, D, round < 20 ? draw_int(&seed, 60, 70) : draw_int(&seed, 0, 150), round % 3 ? 4.0f : 200.0f, &seed);
+        problem p = random_problem(heads, D, round < 20 ? draw_int(&seed, 60, 70) : draw_int(&seed, 0, 150),
+                                   round % 3 ? 4.0f : 200.0f, &seed);
         if (round % 11 == 7 && p.n) p.q[draw(&seed, (uint64_t)(heads * D))] = NAN;
         if (round % 11 == 8) fill(p.q, heads * D, true, &seed);
         float *o = floats((int64_t)heads * D, false, &seed), *want = floats((int64_t)heads * D, false, &seed);
@@ -115,10 +126,12 @@ static void index_scores_agree(void **state)
     (void)state;
     uint64_t seed = 23;
     for (int round = 0; round < 60; round++) {
-        int heads = round % 3 ? draw_int(&seed, 1, 20) : 64, D = round % 2 ? 128 : draw_int(&seed, 1, 200), n = draw_int(&seed, 0, 23);
+        int heads = round % 3 ? draw_int(&seed, 1, 20) : 64, D = round % 2 ? 128 : draw_int(&seed, 1, 200),
+            n = draw_int(&seed, 0, 23);
         bool wild = round % 7 == 6;
         int64_t ld = D + draw_int(&seed, 0, 4);
-        float *iq = floats((int64_t)heads * D, wild, &seed), *ik = floats(n * ld, wild, &seed), *w = floats(heads, false, &seed);
+        float *iq = floats((int64_t)heads * D, wild, &seed), *ik = floats(n * ld, wild, &seed),
+              *w = floats(heads, false, &seed);
         float score[24], one;
         EACH_LEVEL(l)
         {
@@ -160,7 +173,10 @@ static int by_rank(const void *pa, const void *pb)
     return a->at - b->at;
 }
 
-static int by_value(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
+static int by_value(const void *a, const void *b)
+{
+    return *(const int *)a - *(const int *)b;
+}
 
 static void topk_agrees_with_sorting(void **state)
 {
@@ -175,7 +191,8 @@ static void topk_agrees_with_sorting(void **state)
         fill(score, n, round % 3 == 0, &seed);
         for (int i = 0; i < n; i++) {
             if (round % 3 == 1) score[i] = roundf(score[i] * 4); /* many ties, both zeros */
-            if (round % 5 == 4 && draw(&seed, 4) == 0) score[i] = draw(&seed, 2) ? NAN : draw(&seed, 2) ? INFINITY : -INFINITY;
+            if (round % 5 == 4 && draw(&seed, 4) == 0)
+                score[i] = draw(&seed, 2) ? NAN : draw(&seed, 2) ? INFINITY : -INFINITY;
             r[i] = (ranked){score[i], i};
         }
         qsort(r, (size_t)n, sizeof *r, by_rank);

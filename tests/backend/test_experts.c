@@ -1,5 +1,5 @@
-/* Routed experts: the integer definition in plain loops, double precision for `math`, and the same bits over instruction sets,
- * threads and company. */
+/* Routed experts: the integer definition in plain loops, double precision for `math`, and the same bits over
+ * instruction sets, threads and company. */
 #include "support/test.h"
 #include "backend/kernel_random.h"
 #include "backend/cpu/inner.h"
@@ -27,7 +27,10 @@ typedef struct matrix {
     const uint8_t *e8m0;
 } matrix;
 
-static unsigned bit(const uint8_t *p, int i) { return p[i >> 3] >> (i & 7) & 1u; }
+static unsigned bit(const uint8_t *p, int i)
+{
+    return p[i >> 3] >> (i & 7) & 1u;
+}
 static unsigned bits(const uint8_t *p, int at, int n)
 {
     unsigned v = 0;
@@ -38,15 +41,18 @@ static unsigned bits(const uint8_t *p, int at, int n)
 static matrix random_q2p875(int rows, int cols, uint64_t *seed)
 {
     int64_t groups = cols / 64;
-    uint8_t *codes = bytes(groups * rows * 20, seed), *fields = bytes(groups * rows * 3, seed), *rs = bytes(rows * 2, seed);
-    matrix m = {{codes, fields, rs}, malloc((size_t)rows * (size_t)cols * sizeof(int32_t)), floats(rows, false, seed), NULL};
+    uint8_t *codes = bytes(groups * rows * 20, seed), *fields = bytes(groups * rows * 3, seed),
+            *rs = bytes(rows * 2, seed);
+    matrix m = {
+        {codes, fields, rs}, malloc((size_t)rows * (size_t)cols * sizeof(int32_t)), floats(rows, false, seed), NULL};
     assert_non_null(m.w);
     for (int r = 0; r < rows; r++) {
         m.rscale[r] = r % 7 == 3 ? 0.0f : aff__round_bf16(ldexpf(1.5f + m.rscale[r] * 0.4f, -8));
         uint16_t h = aff__f32_to_bf16(m.rscale[r]);
         rs[2 * r] = (uint8_t)h, rs[2 * r + 1] = (uint8_t)(h >> 8);
         for (int c = 0; c < cols; c++) {
-            const uint8_t *code = codes + ((int64_t)(c / 64) * rows + r) * 20, *field = fields + ((int64_t)(c / 64) * rows + r) * 3;
+            const uint8_t *code = codes + ((int64_t)(c / 64) * rows + r) * 20,
+                          *field = fields + ((int64_t)(c / 64) * rows + r) * 3;
             unsigned f = bits(field, c % 64 / 16 * 6, 6), k = bits(code, c % 64 / 4 * 10, 10);
             int rot = f >> 4 & 1 ? 2 : 0;
             int32_t v = table[f >> 5][k][(c % 4 + rot) % 4] * (1 << (f & 7));
@@ -160,7 +166,8 @@ static void random_plan(plan *p, const experts *e, int T, int K, uint64_t *seed)
             for (int j = 0; j < id; j++) rank += pick[t][j];
             p->row[n] = t, p->rank[n] = rank, p->expert[n] = id, p->weight[n++] = 0.6f + 0.5f * draw_unit(seed);
         }
-        if (n > first) p->tile[tiles++] = (aff_moe_tile){{e->gate[id].m, e->up[id].m, e->down[id].m}, id, first, n - first};
+        if (n > first)
+            p->tile[tiles++] = (aff_moe_tile){{e->gate[id].m, e->up[id].m, e->down[id].m}, id, first, n - first};
     }
     p->p = (aff_moe_plan){tiles, n, p->tile, p->row, p->rank, p->weight};
 }
@@ -190,7 +197,8 @@ static void fast_is_the_integer_definition(void **state)
             int id = p.expert[i];
             ref_quantise(x + p.row[i] * ldx, hidden, q, xs);
             for (int r = 0; r < inter; r++) {
-                float a = ref_row(&e.gate[id], hidden, r, q, xs), b = ref_row(&e.up[id], hidden, r, q, xs), c = e.shape.swiglu_limit;
+                float a = ref_row(&e.gate[id], hidden, r, q, xs), b = ref_row(&e.up[id], hidden, r, q, xs),
+                      c = e.shape.swiglu_limit;
                 if (c > 0) a = fminf(a, c), b = fmaxf(-c, fminf(b, c));
                 h[r] = p.weight[i] * ((a * aff__sigmoid(a)) * b);
             }
@@ -226,7 +234,9 @@ static void math_agrees_with_double_precision(void **state)
         double *h = malloc((size_t)inter * sizeof *h);
         EACH_LEVEL(l)
         {
-            assert_int_equal(aff__cpu_experts(NULL, s, &e.shape, l % 2 ? AFF_SIM : AFF_MATH, &p.p, x, hidden, T, K, y, NULL), AFF_OK);
+            assert_int_equal(
+                aff__cpu_experts(NULL, s, &e.shape, l % 2 ? AFF_SIM : AFF_MATH, &p.p, x, hidden, T, K, y, NULL),
+                AFF_OK);
             if (l == AFF_CPU_SCALAR) memcpy(first, y, (size_t)T * (size_t)K * (size_t)hidden * sizeof *y);
             assert_int_equal(first_difference(y, first, (int64_t)T * K * hidden), -1);
         }
@@ -248,7 +258,8 @@ static void math_agrees_with_double_precision(void **state)
                     want += v, mag += fabs(v);
                 }
                 double got = (double)y[((int64_t)p.row[i] * K + p.rank[i]) * hidden + r];
-                if (!(fabs(got - want) <= 3e-6 * mag)) fail_msg("round %d, row %d: %.9g, expected %.9g", round, r, got, want);
+                if (!(fabs(got - want) <= 3e-6 * mag))
+                    fail_msg("round %d, row %d: %.9g, expected %.9g", round, r, got, want);
             }
         }
         free(x), free(y), free(first), free(h), free_experts(&e);
@@ -271,7 +282,8 @@ static void threads_and_company_change_nothing(void **state)
         aff_numerics num = round < 4 ? AFF_FAST : AFF_MATH;
         plan p;
         random_plan(&p, &e, T, K, &seed);
-        float *x = floats(T * hidden, false, &seed), *y = floats(T * K * hidden, false, &seed), *one = floats(hidden, false, &seed);
+        float *x = floats(T * hidden, false, &seed), *y = floats(T * K * hidden, false, &seed),
+              *one = floats(hidden, false, &seed);
         EACH_LEVEL(l)
         {
             assert_int_equal(aff__cpu_experts(pool, s, &e.shape, num, &p.p, x, hidden, T, K, y, NULL), AFF_OK);
@@ -279,7 +291,9 @@ static void threads_and_company_change_nothing(void **state)
                 int zero = 0, id = p.expert[i];
                 aff_moe_tile tile = {{e.gate[id].m, e.up[id].m, e.down[id].m}, id, 0, 1};
                 aff_moe_plan alone = {1, 1, &tile, &zero, &zero, p.weight + i};
-                assert_int_equal(aff__cpu_experts(NULL, s, &e.shape, num, &alone, x + p.row[i] * hidden, hidden, 1, 1, one, NULL), AFF_OK);
+                assert_int_equal(
+                    aff__cpu_experts(NULL, s, &e.shape, num, &alone, x + p.row[i] * hidden, hidden, 1, 1, one, NULL),
+                    AFF_OK);
                 assert_int_equal(first_difference(y + (p.row[i] * K + p.rank[i]) * hidden, one, hidden), -1);
             }
         }
@@ -301,8 +315,11 @@ static void the_worked_block_decodes(void **state)
     uint8_t codes[20], fields[3] = {0xed, 0x01, 0x48}, rscale[2] = {0x80, 0x3f};
     for (int i = 0; i < 4; i++) memcpy(codes + 5 * i, "\x01\x08\x30\xc0\xff", 5);
     aff_expert_mat m = {codes, fields, rscale};
-    const struct { int col; float want; } check[] = {{0, -24}, {1, -12}, {2, -8}, {3, 16}, {48, 1}, {49, -2}, {50, 3}, {51, 1.5f},
-                                                     {12, -4}, {13, -8}, {14, -16}, {15, -32}, {16, 96}, {32, 0.75f}, {4, 0}};
+    const struct {
+        int col;
+        float want;
+    } check[] = {{0, -24}, {1, -12}, {2, -8},   {3, 16},   {48, 1},  {49, -2},    {50, 3}, {51, 1.5f},
+                 {12, -4}, {13, -8}, {14, -16}, {15, -32}, {16, 96}, {32, 0.75f}, {4, 0}};
     EACH_LEVEL(l)
     for (size_t i = 0; i < sizeof check / sizeof *check; i++) {
         int8_t unit[64] = {0};
@@ -456,10 +473,15 @@ static void nonsense_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fast_is_the_integer_definition),    cmocka_unit_test(math_agrees_with_double_precision),
-        cmocka_unit_test(threads_and_company_change_nothing), cmocka_unit_test(the_worked_block_decodes),
-        cmocka_unit_test(the_largest_sum_does_not_overflow), cmocka_unit_test(the_quantiser_keeps_bad_values_visible),
-        cmocka_unit_test(the_quantiser_rounds_twice),        cmocka_unit_test(swiglu_has_one_value),              cmocka_unit_test(nonsense_is_refused),
+        cmocka_unit_test(fast_is_the_integer_definition),
+        cmocka_unit_test(math_agrees_with_double_precision),
+        cmocka_unit_test(threads_and_company_change_nothing),
+        cmocka_unit_test(the_worked_block_decodes),
+        cmocka_unit_test(the_largest_sum_does_not_overflow),
+        cmocka_unit_test(the_quantiser_keeps_bad_values_visible),
+        cmocka_unit_test(the_quantiser_rounds_twice),
+        cmocka_unit_test(swiglu_has_one_value),
+        cmocka_unit_test(nonsense_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,11 +17,26 @@ typedef struct sweep {
     double lo, hi, allowed;
 } sweep;
 
-static float exp_f(float x) { return aff__expf(x); }
-static float softplus_f(float x) { return aff__softplus(x); }
-static float sigmoid_f(float x) { return aff__sigmoid(x); }
-static double softplus_d(double x) { return log1p(exp(x)); }
-static double sigmoid_d(double x) { return 1.0 / (1.0 + exp(-x)); }
+static float exp_f(float x)
+{
+    return aff__expf(x);
+}
+static float softplus_f(float x)
+{
+    return aff__softplus(x);
+}
+static float sigmoid_f(float x)
+{
+    return aff__sigmoid(x);
+}
+static double softplus_d(double x)
+{
+    return log1p(exp(x));
+}
+static double sigmoid_d(double x)
+{
+    return 1.0 / (1.0 + exp(-x));
+}
 
 static void dense_sweeps_stay_within_the_stated_error(void **state)
 {

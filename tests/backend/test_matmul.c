@@ -1,4 +1,5 @@
-/* Dense products: against double precision, and bit for bit over instruction sets, rows in a call, threads and strides. */
+/* Dense products: against double precision, and bit for bit over instruction sets, rows in a call, threads and strides.
+ */
 #include "support/test.h"
 #include "backend/kernel_random.h"
 #include "backend/cpu/inner.h"
@@ -104,9 +105,9 @@ static float defined_product(const aff_weight *w, int r, const float *x)
         float chain = 0;
         for (int k = i; k < w->cols; k += 16) {
             int64_t at = (int64_t)r * w->cols + k;
-            float v = tile ? aff__e4m3_table[((const uint8_t *)w->data)[at]]
-                           : w->dtype == AFF_F32 ? ((const float *)w->data)[at]
-                                                 : aff__bf16_to_f32(((const uint16_t *)w->data)[at]);
+            float v = tile                  ? aff__e4m3_table[((const uint8_t *)w->data)[at]]
+                      : w->dtype == AFF_F32 ? ((const float *)w->data)[at]
+                                            : aff__bf16_to_f32(((const uint16_t *)w->data)[at]);
             chain = fmaf(v, x[k], chain);
             if (tile && (k + 16 >= w->cols || (k + 16) / tile != k / tile)) {
                 int across = (w->cols + tile - 1) / tile;
@@ -131,7 +132,8 @@ static void every_level_gives_the_defined_bits(void **state)
         bool wild = round % 3 == 0;
         matrix m = random_matrix(dtypes[draw(&seed, DTYPES)], rows, cols, wild, &seed);
         int64_t ldx = cols + draw_int(&seed, 0, 5), ldy = rows + draw_int(&seed, 0, 5);
-        float *x = floats(T * ldx, wild, &seed), *y = floats(T * ldy, false, &seed), *want = floats(T * ldy, false, &seed);
+        float *x = floats(T * ldx, wild, &seed), *y = floats(T * ldy, false, &seed),
+              *want = floats(T * ldy, false, &seed);
         if (round % 16 == 5) x[draw(&seed, (uint64_t)(T * ldx))] = round % 32 == 5 ? INFINITY : NAN;
         memcpy(want, y, (size_t)(T * ldy) * sizeof *y); /* gaps between rows of y stay as they were */
         for (int t = 0; t < T; t++)
@@ -169,8 +171,10 @@ static void every_e4m3_code_and_scale_is_exact(void **state)
                 /* E4M3 by its definition. */
                 int e = i >> 3 & 15, f = i & 7;
                 double v = e ? ldexp(8 + f, e - 10) : ldexp(f, -9);
-                if (b == 255 || (i & 127) == 127) assert_true(isnan(y));
-                else assert_true((double)y == (i & 128 ? -v : v) * ldexp(1.0, b - 127) || (isinf(y) && b > 245));
+                if (b == 255 || (i & 127) == 127)
+                    assert_true(isnan(y));
+                else
+                    assert_true((double)y == (i & 128 ? -v : v) * ldexp(1.0, b - 127) || (isinf(y) && b > 245));
             }
 }
 
@@ -207,7 +211,8 @@ static void groups_are_products_of_their_slices(void **state)
         int groups = 3, out = 128, in = 200, T = 5;
         matrix m = random_matrix(dtypes[d], groups * out, in, false, &seed);
         int64_t ldx = groups * in + 3, ldy = groups * out + 1;
-        float *x = floats(T * ldx, false, &seed), *y = floats(T * ldy, false, &seed), *part = floats(T * out, false, &seed);
+        float *x = floats(T * ldx, false, &seed), *y = floats(T * ldy, false, &seed),
+              *part = floats(T * out, false, &seed);
         EACH_LEVEL(l)
         {
             aff__cpu_matmul_grouped(NULL, &m.w, AFF_FAST, groups, x, ldx, T, y, ldy);
@@ -250,7 +255,8 @@ static void vectors_follow_the_definition(void **state)
     for (int round = 0; round < 300; round++) {
         int n = draw_int(&seed, 0, 150);
         bool wild = round % 2;
-        float *a = floats(n, wild, &seed), *b = floats(n, wild, &seed), *c = floats(n, wild, &seed), f = draw_unit(&seed);
+        float *a = floats(n, wild, &seed), *b = floats(n, wild, &seed), *c = floats(n, wild, &seed),
+              f = draw_unit(&seed);
         aff_weight w = {.dtype = AFF_F32, .rows = 1, .cols = n, .data = a};
         aff_weight ww = {.dtype = AFF_F32, .rows = 1, .cols = n, .data = b};
         float want = defined_product(&w, 0, b), sq = defined_product(&ww, 0, b);
@@ -293,8 +299,10 @@ static void rounding_is_one_function(void **state)
     (void)state;
     uint64_t seed = 7;
     float x[203], y[203], want[203];
-    const float odd[] = {1.00390625f, 1.01171875f, 1.005f, -1.00390625f, INFINITY, -INFINITY, 0x1.fffffep+127f, 0x1p-149f, 0x1.8p-134f, -0.0f, 0.0f};
-    const float even[] = {1.0f, 1.015625f, 1.0078125f, -1.0f, INFINITY, -INFINITY, INFINITY, 0.0f, 0x1p-133f, -0.0f, 0.0f};
+    const float odd[] = {1.00390625f,      1.01171875f, 1.005f,      -1.00390625f, INFINITY, -INFINITY,
+                         0x1.fffffep+127f, 0x1p-149f,   0x1.8p-134f, -0.0f,        0.0f};
+    const float even[] = {1.0f,     1.015625f, 1.0078125f, -1.0f, INFINITY, -INFINITY,
+                          INFINITY, 0.0f,      0x1p-133f,  -0.0f, 0.0f};
     EACH_LEVEL(l)
     {
         const aff__cpu_inner *in = aff__cpu_inner_now();

@@ -37,8 +37,8 @@ static void attend_cut(const float *q, int D, const float *const *key, int n, fl
     }
 }
 
-void aff__attend_scalar(const float *q, int heads, int D, const float *const *key, int n, const float *sink, float scale,
-                        float *o)
+void aff__attend_scalar(const float *q, int heads, int D, const float *const *key, int n, const float *sink,
+                        float scale, float *o)
 {
     for (int h = 0; h < heads; h++) {
         float M = sink[h], Z = 1.0f, *V = o + (int64_t)h * D;

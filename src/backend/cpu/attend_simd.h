@@ -1,8 +1,8 @@
 /* attend_simd.h - attention of one position and index scores over simd16.h, included once per instruction set.
  *
- * All heads share the key rows, so a few heads go through a cut together: first their scores, a few keys at a time; then the
- * weighted sum, a strip of columns at a time, whose lanes stay in registers over the whole cut. A cut of 64 keys of 512 columns is
- * 128 KiB and stays in L2 while all heads pass over it. */
+ * All heads share the key rows, so a few heads go through a cut together: first their scores, a few keys at a time;
+ * then the weighted sum, a strip of columns at a time, whose lanes stay in registers over the whole cut. A cut of 64
+ * keys of 512 columns is 128 KiB and stays in L2 while all heads pass over it. */
 #include "backend/cpu/simd16.h"
 
 #if defined(__AVX512F__)
@@ -28,9 +28,12 @@ AFF__INLINE void at_dots(int A, int B, const float *a, int64_t lda, const float 
     }
     for (int i = 0; i < A && k < n; i++)
         for (int j = 0; j < B; j++)
-            acc[i][j] = v16_fma_part(v16_load_part(a + i * lda + k, n - k), v16_load_part(b[j] + k, n - k), acc[i][j], n - k);
+            acc[i][j] =
+                v16_fma_part(v16_load_part(a + i * lda + k, n - k), v16_load_part(b[j] + k, n - k), acc[i][j], n - k);
     for (int i = 0; i < A; i++) {
-        if (B == 4) _mm_storeu_ps(out + i * ld, v16_fold_4(acc[i][0], acc[i][1 % AT_KEYS], acc[i][2 % AT_KEYS], acc[i][3 % AT_KEYS]));
+        if (B == 4)
+            _mm_storeu_ps(out + i * ld,
+                          v16_fold_4(acc[i][0], acc[i][1 % AT_KEYS], acc[i][2 % AT_KEYS], acc[i][3 % AT_KEYS]));
         else
             for (int j = 0; j < B; j++) out[i * ld + j] = v16_fold(acc[i][j]);
     }
@@ -59,8 +62,10 @@ AFF__INLINE void at_weights(at_heads *s, int i, int n, float scale)
     s->Z[i] = fmaf(s->Z[i], s->a[i], z * s->b[i]);
 }
 
-/* V[i][d..] = V * a + (sum over the cut of p k) * b for S vectors of columns from d on; the last may be partial (live lanes). */
-AFF__INLINE void at_strip(const at_heads *s, int H, int S, const float *const *key, int n, int d, int live, float *V, int D)
+/* V[i][d..] = V * a + (sum over the cut of p k) * b for S vectors of columns from d on; the last may be partial (live
+ * lanes). */
+AFF__INLINE void at_strip(const at_heads *s, int H, int S, const float *const *key, int n, int d, int live, float *V,
+                          int D)
 {
     v16 acc[AT_HEADS][AT_STRIP];
     for (int i = 0; i < H; i++)
@@ -77,13 +82,16 @@ AFF__INLINE void at_strip(const at_heads *s, int H, int S, const float *const *k
         float *v = V + (int64_t)i * D + d;
         v16 a = v16_set1(s->a[i]), b = v16_set1(s->b[i]);
         for (int c = 0; c < S; c++) {
-            if (live == 16) v16_store(v + 16 * c, v16_fma(v16_load(v + 16 * c), a, v16_mul(acc[i][c], b)));
-            else v16_store_part(v, v16_fma(v16_load_part(v, live), a, v16_mul(acc[i][c], b)), live);
+            if (live == 16)
+                v16_store(v + 16 * c, v16_fma(v16_load(v + 16 * c), a, v16_mul(acc[i][c], b)));
+            else
+                v16_store_part(v, v16_fma(v16_load_part(v, live), a, v16_mul(acc[i][c], b)), live);
         }
     }
 }
 
-AFF__INLINE void at_cut(at_heads *s, int H, const float *q, int D, const float *const *key, int n, float scale, float *V)
+AFF__INLINE void at_cut(at_heads *s, int H, const float *q, int D, const float *const *key, int n, float scale,
+                        float *V)
 {
     int j = 0;
     for (; j + AT_KEYS <= n; j += AT_KEYS) at_dots(H, AT_KEYS, q, D, key + j, D, &s->p[0][j], AFF__KEY_CUT);
@@ -95,7 +103,8 @@ AFF__INLINE void at_cut(at_heads *s, int H, const float *q, int D, const float *
     if (d < D) at_strip(s, H, 1, key, n, d, D - d, V, D);
 }
 
-AFF__INLINE void at_some(int H, const float *q, int D, const float *const *key, int n, const float *sink, float scale, float *V)
+AFF__INLINE void at_some(int H, const float *q, int D, const float *const *key, int n, const float *sink, float scale,
+                         float *V)
 {
     at_heads s = {0};
     for (int i = 0; i < H; i++) s.M[i] = sink[i], s.Z[i] = 1.0f;
@@ -105,7 +114,8 @@ AFF__INLINE void at_some(int H, const float *q, int D, const float *const *key, 
         for (int d = 0; d < D; d++) V[(int64_t)i * D + d] /= s.Z[i];
 }
 
-static void attend_group(const float *q, int D, const float *const *key, int n, const float *sink, float scale, float *o)
+static void attend_group(const float *q, int D, const float *const *key, int n, const float *sink, float scale,
+                         float *o)
 {
     at_some(AT_HEADS, q, D, key, n, sink, scale, o);
 }
@@ -114,8 +124,8 @@ static void attend_one(const float *q, int D, const float *const *key, int n, co
     at_some(1, q, D, key, n, sink, scale, o);
 }
 
-static void attend_simd(const float *q, int heads, int D, const float *const *key, int n, const float *sink, float scale,
-                        float *o)
+static void attend_simd(const float *q, int heads, int D, const float *const *key, int n, const float *sink,
+                        float scale, float *o)
 {
     int h = 0;
     for (; h + AT_HEADS <= heads; h += AT_HEADS)
@@ -137,9 +147,11 @@ static void index_scores_simd(const float *iq, const float *w, int heads, int D,
             int some = aff__min_int(AT_HEADS, heads - h);
             const float *q = iq + (int64_t)h * D;
             for (int j = 0; j < live; j += AT_KEYS) {
-                if (some == AT_HEADS) at_dots(AT_HEADS, AT_KEYS, q, D, key + j, D, &dots[0][j], 16);
+                if (some == AT_HEADS)
+                    at_dots(AT_HEADS, AT_KEYS, q, D, key + j, D, &dots[0][j], 16);
                 else
-                    for (int i = 0; i < some; i++) at_dots(1, AT_KEYS, q + (int64_t)i * D, D, key + j, D, &dots[i][j], 16);
+                    for (int i = 0; i < some; i++)
+                        at_dots(1, AT_KEYS, q + (int64_t)i * D, D, key + j, D, &dots[i][j], 16);
             }
             for (int i = 0; i < some; i++)
                 s = v16_fma(v16_set1(w[h + i]), v16_max(v16_load_part(dots[i], live), v16_zero()), s);

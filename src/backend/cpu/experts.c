@@ -1,6 +1,6 @@
-/* experts.c - routed experts over a plan, in two rounds of tasks. The first computes 128 rows of gate and up for one tile and,
- * since 128 is also the quantiser's group, hands on finished (in `fast`: quantised) columns of h; the second multiplies by
- * down. A task is (tile, block of 128 rows); inside it entries go in batches of AFF__ROWS_MAX. */
+/* experts.c - routed experts over a plan, in two rounds of tasks. The first computes 128 rows of gate and up for one
+ * tile and, since 128 is also the quantiser's group, hands on finished (in `fast`: quantised) columns of h; the second
+ * multiplies by down. A task is (tile, block of 128 rows); inside it entries go in batches of AFF__ROWS_MAX. */
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/inner_scalar.h"
 #include "base/mem.h"
@@ -81,8 +81,10 @@ static void product(const moe *m, const aff_expert_mat *w, int rows, int cols, i
                     const float *const *scales, int n, float *const *y, int thread)
 {
     if (m->fast) {
-        if (m->shape->dtype == AFF_MXFP4) m->in->mxfp4(w, rows, cols, r0, r1, (const int8_t *const *)in, scales, n, y);
-        else m->in->q2p875(w, m->shape->table, rows, cols, r0, r1, (const int8_t *const *)in, scales, n, y);
+        if (m->shape->dtype == AFF_MXFP4)
+            m->in->mxfp4(w, rows, cols, r0, r1, (const int8_t *const *)in, scales, n, y);
+        else
+            m->in->q2p875(w, m->shape->table, rows, cols, r0, r1, (const int8_t *const *)in, scales, n, y);
         return;
     }
     int wide = m->shape->hidden > m->shape->inter ? m->shape->hidden : m->shape->inter;
@@ -121,8 +123,10 @@ static void up_task(void *ctx, int64_t task, int thread)
         for (int t = 0; t < n; t++) {
             int64_t e = first + t;
             m->in->swiglu(gate[t], up[t], p->weight[e], m->shape->swiglu_limit, r1 - r0);
-            if (m->fast) m->hs[e * m->gh + r0 / BLOCK] = m->in->quantise(gate[t], r1 - r0, m->hq + e * inter + r0);
-            else memcpy(m->h + e * inter + r0, gate[t], (size_t)(r1 - r0) * sizeof(float));
+            if (m->fast)
+                m->hs[e * m->gh + r0 / BLOCK] = m->in->quantise(gate[t], r1 - r0, m->hq + e * inter + r0);
+            else
+                memcpy(m->h + e * inter + r0, gate[t], (size_t)(r1 - r0) * sizeof(float));
         }
     }
 }
@@ -160,8 +164,8 @@ static aff_status check(const aff_expert_shape *s, const aff_moe_plan *p, int T,
                          s->hidden, s->inter, unit);
     for (int i = 0; i < p->n_entries; i++)
         if (p->row[i] < 0 || p->row[i] >= T || p->rank[i] < 0 || p->rank[i] >= K)
-            return aff__fail(err, AFF_E_INVALID, "routed experts: entry %d: row %d, rank %d: expected below %d and %d", i,
-                             p->row[i], p->rank[i], T, K);
+            return aff__fail(err, AFF_E_INVALID, "routed experts: entry %d: row %d, rank %d: expected below %d and %d",
+                             i, p->row[i], p->rank[i], T, K);
     for (int i = 0; i < p->n_tiles; i++)
         if (p->tile[i].first < 0 || p->tile[i].count < 0 || p->tile[i].count > p->n_entries - p->tile[i].first)
             return aff__fail(err, AFF_E_INVALID, "routed experts: tile %d: entries %d+%d: the plan has %d", i,
@@ -189,8 +193,17 @@ aff_status aff__cpu_experts(aff_pool *pool, aff_moe_scratch *s, const aff_expert
                             aff_error *err)
 {
     AFF_TRY(check(shape, plan, T, K, err));
-    moe m = {.in = aff__cpu_inner_now(), .shape = shape, .plan = plan, .fast = num == AFF_FAST, .x = x, .ldx = ldx,
-             .T = T, .K = K, .y = y, .gx = aff__ceil_div(shape->hidden, BLOCK), .gh = aff__ceil_div(shape->inter, BLOCK)};
+    moe m = {.in = aff__cpu_inner_now(),
+             .shape = shape,
+             .plan = plan,
+             .fast = num == AFF_FAST,
+             .x = x,
+             .ldx = ldx,
+             .T = T,
+             .K = K,
+             .y = y,
+             .gx = aff__ceil_div(shape->hidden, BLOCK),
+             .gh = aff__ceil_div(shape->inter, BLOCK)};
     AFF_TRY(prepare(&m, s, pool ? aff__pool_threads(pool) : 1, err));
     if (m.fast) aff__pool_run(T > 1 ? pool : NULL, quantise_row, &m, T);
     m.blocks = m.gh;

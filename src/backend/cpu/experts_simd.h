@@ -1,13 +1,20 @@
 /* experts_simd.h - the integer products of routed experts, included once per instruction set.
  *
- * Eight weight rows at a time are decoded for one quantiser group (128 columns) into a buffer in L1, then multiplied with every
- * activation row. Integer sums are exact, so their order is free; rows are the lanes of the float chain that follows. */
+ * Eight weight rows at a time are decoded for one quantiser group (128 columns) into a buffer in L1, then multiplied
+ * with every activation row. Integer sums are exact, so their order is free; rows are the lanes of the float chain that
+ * follows. */
 #include "backend/cpu/simd16.h"
 
 enum { EX_ROWS = 8, EX_GROUP = AFF__QUANT_GROUP };
 
-AFF__INLINE __m256i ex_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
-AFF__INLINE __m128i ex_load_half(const void *p) { return _mm_loadu_si128((const __m128i *)p); }
+AFF__INLINE __m256i ex_load(const void *p)
+{
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+AFF__INLINE __m128i ex_load_half(const void *p)
+{
+    return _mm_loadu_si128((const __m128i *)p);
+}
 
 /* Lane i: the sum over s[i]. */
 AFF__INLINE __m256i ex_sums(const __m256i s[EX_ROWS])
@@ -38,17 +45,20 @@ AFF__INLINE uint64_t ex_codes(const uint8_t *codes, int b)
     memcpy(&bits, codes + (b < 3 ? 5 * b : 12), 8);
     return b < 3 ? bits : bits >> 24;
 }
-AFF__INLINE uint32_t ex_fields(const uint8_t *f) { return (uint32_t)f[0] | (uint32_t)f[1] << 8 | (uint32_t)f[2] << 16; }
+AFF__INLINE uint32_t ex_fields(const uint8_t *f)
+{
+    return (uint32_t)f[0] | (uint32_t)f[1] << 8 | (uint32_t)f[2] << 16;
+}
 AFF__INLINE __m128i ex_quad(const int16_t (*variant)[4], uint64_t code)
 {
     return _mm_loadl_epi64((const __m128i *)(const void *)variant[code & 1023]);
 }
 
-/* 64 columns of one row: 20 bytes of codes, 3 of fields. Table entries come by plain loads: gathers, and indices that go from
- * vector registers through memory, both measured half as fast on Zen 5. */
+/* 64 columns of one row: 20 bytes of codes, 3 of fields. Table entries come by plain loads: gathers, and indices that
+ * go from vector registers through memory, both measured half as fast on Zen 5. */
 #if defined(__AVX512F__)
-/* Two blocks: eight quads, the first from table half t0 by the codes c0, the others merged in by masked loads. Written out,
- * because compilers otherwise leave a loop with masks made on the way. */
+/* Two blocks: eight quads, the first from table half t0 by the codes c0, the others merged in by masked loads. Written
+ * out, because compilers otherwise leave a loop with masks made on the way. */
 AFF__INLINE __m512i ex_eight_quads(const int16_t (*t0)[4], uint64_t c0, const int16_t (*t1)[4], uint64_t c1)
 {
     __m512i v = _mm512_castsi128_si512(ex_quad(t0, c0));
@@ -139,11 +149,13 @@ AFF__INLINE void ex_prefetch(const aff_expert_mat *m, int64_t at, int rows)
     }
 }
 
-/* At most EX_BLOCK rows: columns outside, so that codes and fields are read as they lie; the chains of all rows wait in acc. */
+/* At most EX_BLOCK rows: columns outside, so that codes and fields are read as they lie; the chains of all rows wait in
+ * acc. */
 enum { EX_BLOCK = 128 };
 
 AFF__INLINE void ex_q2_block(const aff_expert_mat *m, const int16_t (*table)[1024][4], int rows, int cols, int r0,
-                             int octets, const int8_t *const *xq, const float *const *xs, int n, float *const *y, int at)
+                             int octets, const int8_t *const *xq, const float *const *xs, int n, float *const *y,
+                             int at)
 {
     ex_q2 g;
     __m256 acc[EX_BLOCK / EX_ROWS][AFF__ROWS_MAX];
@@ -231,7 +243,8 @@ static void mxfp4_simd(const aff_expert_mat *m, int rows, int cols, int r0, int 
             for (int i = 0; i < EX_ROWS; i++) {
                 const uint8_t *codes = m->codes + (int64_t)(r + i) * (cols / 2) + k0 / 2;
                 const uint8_t *e8m0 = m->fields + (int64_t)(r + i) * (cols / 32) + k0 / 32;
-                if (r + 2 * EX_ROWS <= r1) _mm_prefetch((const char *)codes + (int64_t)EX_ROWS * (cols / 2), _MM_HINT_T0);
+                if (r + 2 * EX_ROWS <= r1)
+                    _mm_prefetch((const char *)codes + (int64_t)EX_ROWS * (cols / 2), _MM_HINT_T0);
                 for (int b = 0; b < blocks; b++) {
                     _mm256_store_si256((__m256i *)(void *)g.w[b][i], ex_nibbles(codes + 16 * b));
                     g.scale[b][i] = aff__half_e8m0(e8m0[b]);

@@ -1,5 +1,6 @@
-/* inner.h - the functions that exist once per instruction set, behind one table each. All levels give the same bits. Rows of activations and results come as arrays of pointers, at most
- * AFF__ROWS_MAX of them, so that routed rows need not be gathered. */
+/* inner.h - the functions that exist once per instruction set, behind one table each. All levels give the same bits.
+ * Rows of activations and results come as arrays of pointers, at most AFF__ROWS_MAX of them, so that routed rows need
+ * not be gathered. */
 #ifndef AFF_BACKEND_CPU_INNER_H
 #define AFF_BACKEND_CPU_INNER_H
 #include "backend/types.h"
@@ -25,7 +26,8 @@ typedef struct aff__cpu_inner {
                    float *o);
     void (*index_scores)(const float *iq, const float *w, int heads, int D, const float *ik, int64_t ld_ik, int n,
                          float *score);
-    /* g[i] = weight * ((a * sigmoid(a)) * b), a = min(g[i], limit), b = u[i] clamped to +-limit; limit <= 0: no clamp. */
+    /* g[i] = weight * ((a * sigmoid(a)) * b), a = min(g[i], limit), b = u[i] clamped to +-limit; limit <= 0: no clamp.
+     */
     void (*swiglu)(float *g, const float *u, float weight, float limit, int n);
     /* int8 codes and one scale for n <= 128 columns, as defined in kernels.h. */
     float (*quantise)(const float *x, int n, int8_t *q);
@@ -39,8 +41,14 @@ extern const aff__cpu_inner aff__cpu_inner_avx2, aff__cpu_inner_avx512;
 /* The table for aff__cpu_level(). */
 const aff__cpu_inner *aff__cpu_inner_now(void);
 
-static inline int aff__min_int(int a, int b) { return a < b ? a : b; }
-static inline int aff__ceil_div(int a, int b) { return a / b + (a % b != 0); }
+static inline int aff__min_int(int a, int b)
+{
+    return a < b ? a : b;
+}
+static inline int aff__ceil_div(int a, int b)
+{
+    return a / b + (a % b != 0);
+}
 
 /* 2^(b-128), the E8M0 scale of weights that are kept doubled; NaN for 255. */
 static inline float aff__half_e8m0(uint8_t b)

@@ -1,5 +1,5 @@
-/* matmul.c - dense products: rounding of the activations, and the split of the work into tasks of some rows by some tokens.
- * A task computes whole results, so the split changes nothing. */
+/* matmul.c - dense products: rounding of the activations, and the split of the work into tasks of some rows by some
+ * tokens. A task computes whole results, so the split changes nothing. */
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/inner_scalar.h"
 #include "base/mem.h"
@@ -49,8 +49,10 @@ static void run_task(void *ctx, int64_t task, int thread)
         x[t] = j->x + (t0 + t) * j->ldx + (int64_t)g * j->w->cols;
         y[t] = j->y + (t0 + t) * j->ldy + r0;
     }
-    if (j->round) aff__matmul_rounding(j->w, r0, r1, x, n, y);
-    else j->in->matmul(j->w, r0, r1, x, n, y);
+    if (j->round)
+        aff__matmul_rounding(j->w, r0, r1, x, n, y);
+    else
+        j->in->matmul(j->w, r0, r1, x, n, y);
 }
 
 static void run_job(aff_pool *pool, job *j)
@@ -66,23 +68,33 @@ void aff__cpu_matmul_grouped(aff_pool *pool, const aff_weight *w, aff_numerics n
                              int64_t ldx, int T, float *y, int64_t ldy)
 {
     if (w->rows <= 0 || groups <= 0 || T <= 0) return;
-    job j = {.w = w, .in = aff__cpu_inner_now(), .group_rows = w->rows / groups, .groups = groups, .x = x, .ldx = ldx, .T = T, .y = y, .ldy = ldy};
+    job j = {.w = w,
+             .in = aff__cpu_inner_now(),
+             .group_rows = w->rows / groups,
+             .groups = groups,
+             .x = x,
+             .ldx = ldx,
+             .T = T,
+             .y = y,
+             .ldy = ldy};
     if (num != AFF_FAST || w->wide) {
         run_job(pool, &j);
         return;
     }
-    /* One rounded copy for the whole call; without memory for it the scalar form rounds as it goes, to the same bits. */
+    /* One rounded copy for the whole call; without memory for it the scalar form rounds as it goes, to the same bits.
+     */
     int width = groups * w->cols;
     if (aff__realloc(&j.copy, (uint64_t)T * (uint64_t)width, sizeof *j.copy, "rounded activations", NULL) == AFF_OK) {
         aff__pool_run((int64_t)T * width < ALONE ? NULL : pool, round_task, &j, T);
         j.x = j.copy, j.ldx = width;
-    } else j.round = true;
+    } else
+        j.round = true;
     run_job(pool, &j);
     free(j.copy);
 }
 
-void aff__cpu_matmul(aff_pool *pool, const aff_weight *w, aff_numerics num, const float *x, int64_t ldx, int T, float *y,
-                     int64_t ldy)
+void aff__cpu_matmul(aff_pool *pool, const aff_weight *w, aff_numerics num, const float *x, int64_t ldx, int T,
+                     float *y, int64_t ldy)
 {
     aff__cpu_matmul_grouped(pool, w, num, 1, x, ldx, T, y, ldy);
 }

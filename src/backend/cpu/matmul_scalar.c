@@ -4,7 +4,10 @@
 #include <math.h>
 
 typedef float (*prepare)(float x);
-static float as_is(float x) { return x; }
+static float as_is(float x)
+{
+    return x;
+}
 
 static float dot_f32(const float *w, const float *x, int n, prepare p)
 {

@@ -1,5 +1,6 @@
-/* simd16.h - the 16 lanes of kernels.h as a vector: one zmm register (AVX-512) or two ymm registers (AVX2 + FMA + F16C). Kernels
- * written over it are compiled once per instruction set; each lane does what the scalar code does, so the bits agree. */
+/* simd16.h - the 16 lanes of kernels.h as a vector: one zmm register (AVX-512) or two ymm registers (AVX2 + FMA +
+ * F16C). Kernels written over it are compiled once per instruction set; each lane does what the scalar code does, so
+ * the bits agree. */
 #ifndef AFF_BACKEND_CPU_SIMD16_H
 #define AFF_BACKEND_CPU_SIMD16_H
 #include "backend/cpu/inner.h"
@@ -13,19 +14,55 @@
 typedef __m512 v16;
 typedef __mmask16 m16; /* which lanes are live */
 
-AFF__INLINE v16 v16_zero(void) { return _mm512_setzero_ps(); }
-AFF__INLINE v16 v16_set1(float a) { return _mm512_set1_ps(a); }
-AFF__INLINE v16 v16_load(const float *p) { return _mm512_loadu_ps(p); }
-AFF__INLINE void v16_store(float *p, v16 a) { _mm512_storeu_ps(p, a); }
-AFF__INLINE v16 v16_add(v16 a, v16 b) { return _mm512_add_ps(a, b); }
-AFF__INLINE v16 v16_sub(v16 a, v16 b) { return _mm512_sub_ps(a, b); }
-AFF__INLINE v16 v16_mul(v16 a, v16 b) { return _mm512_mul_ps(a, b); }
-AFF__INLINE v16 v16_div(v16 a, v16 b) { return _mm512_div_ps(a, b); }
-AFF__INLINE v16 v16_fma(v16 a, v16 b, v16 c) { return _mm512_fmadd_ps(a, b, c); }
+AFF__INLINE v16 v16_zero(void)
+{
+    return _mm512_setzero_ps();
+}
+AFF__INLINE v16 v16_set1(float a)
+{
+    return _mm512_set1_ps(a);
+}
+AFF__INLINE v16 v16_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+AFF__INLINE void v16_store(float *p, v16 a)
+{
+    _mm512_storeu_ps(p, a);
+}
+AFF__INLINE v16 v16_add(v16 a, v16 b)
+{
+    return _mm512_add_ps(a, b);
+}
+AFF__INLINE v16 v16_sub(v16 a, v16 b)
+{
+    return _mm512_sub_ps(a, b);
+}
+AFF__INLINE v16 v16_mul(v16 a, v16 b)
+{
+    return _mm512_mul_ps(a, b);
+}
+AFF__INLINE v16 v16_div(v16 a, v16 b)
+{
+    return _mm512_div_ps(a, b);
+}
+AFF__INLINE v16 v16_fma(v16 a, v16 b, v16 c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
 /* a < b ? a : b and a > b ? a : b; a NaN on either side gives b. */
-AFF__INLINE v16 v16_min(v16 a, v16 b) { return _mm512_min_ps(a, b); }
-AFF__INLINE v16 v16_max(v16 a, v16 b) { return _mm512_max_ps(a, b); }
-AFF__INLINE v16 v16_abs(v16 a) { return _mm512_abs_ps(a); }
+AFF__INLINE v16 v16_min(v16 a, v16 b)
+{
+    return _mm512_min_ps(a, b);
+}
+AFF__INLINE v16 v16_max(v16 a, v16 b)
+{
+    return _mm512_max_ps(a, b);
+}
+AFF__INLINE v16 v16_abs(v16 a)
+{
+    return _mm512_abs_ps(a);
+}
 /* a < b ? x : y */
 AFF__INLINE v16 v16_if_less(v16 a, v16 b, v16 x, v16 y)
 {
@@ -36,11 +73,23 @@ AFF__INLINE bool v16_all_finite(v16 a)
     return _mm512_cmp_ps_mask(v16_abs(a), v16_set1(0x1.fffffep+127f), _CMP_LE_OQ) == 0xffff;
 }
 
-AFF__INLINE m16 m16_first(int n) { return (m16)((1u << n) - 1); }
-AFF__INLINE v16 v16_load_part(const float *p, int n) { return _mm512_maskz_loadu_ps(m16_first(n), p); }
-AFF__INLINE void v16_store_part(float *p, v16 a, int n) { _mm512_mask_storeu_ps(p, m16_first(n), a); }
+AFF__INLINE m16 m16_first(int n)
+{
+    return (m16)((1u << n) - 1);
+}
+AFF__INLINE v16 v16_load_part(const float *p, int n)
+{
+    return _mm512_maskz_loadu_ps(m16_first(n), p);
+}
+AFF__INLINE void v16_store_part(float *p, v16 a, int n)
+{
+    _mm512_mask_storeu_ps(p, m16_first(n), a);
+}
 /* fma in the first n lanes, c in the others (adding 0 * 0 there would lose the sign of a -0). */
-AFF__INLINE v16 v16_fma_part(v16 a, v16 b, v16 c, int n) { return _mm512_mask3_fmadd_ps(a, b, c, m16_first(n)); }
+AFF__INLINE v16 v16_fma_part(v16 a, v16 b, v16 c, int n)
+{
+    return _mm512_mask3_fmadd_ps(a, b, c, m16_first(n));
+}
 
 AFF__INLINE v16 v16_load_bf16(const uint16_t *p)
 {
@@ -86,21 +135,51 @@ typedef struct v16 {
     __m256 l, h;
 } v16;
 
-AFF__INLINE v16 v16_zero(void) { return (v16){_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-AFF__INLINE v16 v16_set1(float a) { return (v16){_mm256_set1_ps(a), _mm256_set1_ps(a)}; }
-AFF__INLINE v16 v16_load(const float *p) { return (v16){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
-AFF__INLINE void v16_store(float *p, v16 a) { _mm256_storeu_ps(p, a.l), _mm256_storeu_ps(p + 8, a.h); }
-AFF__INLINE v16 v16_add(v16 a, v16 b) { return (v16){_mm256_add_ps(a.l, b.l), _mm256_add_ps(a.h, b.h)}; }
-AFF__INLINE v16 v16_sub(v16 a, v16 b) { return (v16){_mm256_sub_ps(a.l, b.l), _mm256_sub_ps(a.h, b.h)}; }
-AFF__INLINE v16 v16_mul(v16 a, v16 b) { return (v16){_mm256_mul_ps(a.l, b.l), _mm256_mul_ps(a.h, b.h)}; }
-AFF__INLINE v16 v16_div(v16 a, v16 b) { return (v16){_mm256_div_ps(a.l, b.l), _mm256_div_ps(a.h, b.h)}; }
+AFF__INLINE v16 v16_zero(void)
+{
+    return (v16){_mm256_setzero_ps(), _mm256_setzero_ps()};
+}
+AFF__INLINE v16 v16_set1(float a)
+{
+    return (v16){_mm256_set1_ps(a), _mm256_set1_ps(a)};
+}
+AFF__INLINE v16 v16_load(const float *p)
+{
+    return (v16){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)};
+}
+AFF__INLINE void v16_store(float *p, v16 a)
+{
+    _mm256_storeu_ps(p, a.l), _mm256_storeu_ps(p + 8, a.h);
+}
+AFF__INLINE v16 v16_add(v16 a, v16 b)
+{
+    return (v16){_mm256_add_ps(a.l, b.l), _mm256_add_ps(a.h, b.h)};
+}
+AFF__INLINE v16 v16_sub(v16 a, v16 b)
+{
+    return (v16){_mm256_sub_ps(a.l, b.l), _mm256_sub_ps(a.h, b.h)};
+}
+AFF__INLINE v16 v16_mul(v16 a, v16 b)
+{
+    return (v16){_mm256_mul_ps(a.l, b.l), _mm256_mul_ps(a.h, b.h)};
+}
+AFF__INLINE v16 v16_div(v16 a, v16 b)
+{
+    return (v16){_mm256_div_ps(a.l, b.l), _mm256_div_ps(a.h, b.h)};
+}
 AFF__INLINE v16 v16_fma(v16 a, v16 b, v16 c)
 {
     return (v16){_mm256_fmadd_ps(a.l, b.l, c.l), _mm256_fmadd_ps(a.h, b.h, c.h)};
 }
 /* a < b ? a : b and a > b ? a : b; a NaN on either side gives b. */
-AFF__INLINE v16 v16_min(v16 a, v16 b) { return (v16){_mm256_min_ps(a.l, b.l), _mm256_min_ps(a.h, b.h)}; }
-AFF__INLINE v16 v16_max(v16 a, v16 b) { return (v16){_mm256_max_ps(a.l, b.l), _mm256_max_ps(a.h, b.h)}; }
+AFF__INLINE v16 v16_min(v16 a, v16 b)
+{
+    return (v16){_mm256_min_ps(a.l, b.l), _mm256_min_ps(a.h, b.h)};
+}
+AFF__INLINE v16 v16_max(v16 a, v16 b)
+{
+    return (v16){_mm256_max_ps(a.l, b.l), _mm256_max_ps(a.h, b.h)};
+}
 AFF__INLINE v16 v16_abs(v16 a)
 {
     __m256 sign = _mm256_set1_ps(-0.0f);
@@ -116,7 +195,8 @@ AFF__INLINE bool v16_all_finite(v16 a)
 {
     __m256 top = _mm256_set1_ps(0x1.fffffep+127f);
     a = v16_abs(a);
-    return _mm256_movemask_ps(_mm256_and_ps(_mm256_cmp_ps(a.l, top, _CMP_LE_OQ), _mm256_cmp_ps(a.h, top, _CMP_LE_OQ))) == 0xff;
+    return _mm256_movemask_ps(
+               _mm256_and_ps(_mm256_cmp_ps(a.l, top, _CMP_LE_OQ), _mm256_cmp_ps(a.h, top, _CMP_LE_OQ))) == 0xff;
 }
 
 /* All ones in the first n lanes. */
@@ -161,7 +241,10 @@ AFF__INLINE __m256 v8_round_bf16(__m256 a)
     return _mm256_and_ps(v, _mm256_castsi256_ps(high));
 }
 /* aff__round_bf16 */
-AFF__INLINE v16 v16_round_bf16(v16 a) { return (v16){v8_round_bf16(a.l), v8_round_bf16(a.h)}; }
+AFF__INLINE v16 v16_round_bf16(v16 a)
+{
+    return (v16){v8_round_bf16(a.l), v8_round_bf16(a.h)};
+}
 
 AFF__INLINE __m256 v8_exp(__m256 x)
 {
@@ -180,9 +263,15 @@ AFF__INLINE __m256 v8_exp(__m256 x)
     q = _mm256_mul_ps(q, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23)));
     return _mm256_mul_ps(q, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23)));
 }
-AFF__INLINE v16 v16_exp(v16 x) { return (v16){v8_exp(x.l), v8_exp(x.h)}; }
+AFF__INLINE v16 v16_exp(v16 x)
+{
+    return (v16){v8_exp(x.l), v8_exp(x.h)};
+}
 
-AFF__INLINE __m256 v16_fold8(v16 a) { return _mm256_add_ps(a.l, a.h); }
+AFF__INLINE __m256 v16_fold8(v16 a)
+{
+    return _mm256_add_ps(a.l, a.h);
+}
 #endif
 
 /* The fixed tree: +8, +4, +2, +1. */
@@ -218,8 +307,8 @@ typedef struct e4m3_decoder {
     __m512i order, mag[4], sign, high;
 } e4m3_decoder;
 
-/* bf16 holds every E4M3 value exactly, so a decoder is a table of 128 bf16 magnitudes in four registers. Bytes are first dealt so
- * that dword i holds columns i (low word) and i + 16 (high word). */
+/* bf16 holds every E4M3 value exactly, so a decoder is a table of 128 bf16 magnitudes in four registers. Bytes are
+ * first dealt so that dword i holds columns i (low word) and i + 16 (high word). */
 AFF__INLINE e4m3_decoder e4m3_setup(void)
 {
     static const uint16_t tiny[8] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60}; /* m * 2^-9 */
@@ -227,7 +316,8 @@ AFF__INLINE e4m3_decoder e4m3_setup(void)
     __m512i column = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     d.order = _mm512_or_si512(column, _mm512_slli_epi32(_mm512_add_epi32(column, _mm512_set1_epi32(16)), 16));
     /* From 8 on the three fraction bits and the exponent only move: (i << 4) + (120 << 7). */
-    __m512i pairs = _mm512_add_epi32(_mm512_mullo_epi32(column, _mm512_set1_epi32(0x200020)), _mm512_set1_epi32(0x10 << 16));
+    __m512i pairs =
+        _mm512_add_epi32(_mm512_mullo_epi32(column, _mm512_set1_epi32(0x200020)), _mm512_set1_epi32(0x10 << 16));
     for (int i = 0; i < 4; i++) d.mag[i] = _mm512_add_epi16(pairs, _mm512_set1_epi16((short)(0x3c00 + i * 0x200)));
     d.mag[0] = _mm512_inserti32x4(d.mag[0], _mm_loadu_si128((const __m128i *)(const void *)tiny), 0);
     d.mag[3] = _mm512_mask_set1_epi16(d.mag[3], 1u << 31, 0x7fc0);
@@ -249,10 +339,13 @@ AFF__INLINE void e4m3_load32(const e4m3_decoder *d, const uint8_t *p, v16 *a, v1
 typedef struct e4m3_decoder {
     __m256i unused;
 } e4m3_decoder;
-AFF__INLINE e4m3_decoder e4m3_setup(void) { return (e4m3_decoder){_mm256_setzero_si256()}; }
+AFF__INLINE e4m3_decoder e4m3_setup(void)
+{
+    return (e4m3_decoder){_mm256_setzero_si256()};
+}
 
-/* Through binary16, whose subnormals cost nothing to convert: sign, then the seven bits one place lower than in E4M3's own
- * alignment give the value times 2^-8. The two NaN codes become all ones. */
+/* Through binary16, whose subnormals cost nothing to convert: sign, then the seven bits one place lower than in E4M3's
+ * own alignment give the value times 2^-8. The two NaN codes become all ones. */
 AFF__INLINE v16 e4m3_load16(const uint8_t *p)
 {
     __m256i v = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));

@@ -52,10 +52,22 @@ void aff__round_bf16_scalar(const float *x, float *y, int n)
     for (int i = 0; i < n; i++) y[i] = aff__round_bf16(x[i]);
 }
 
-float aff__cpu_dot(const float *a, const float *b, int n) { return aff__cpu_inner_now()->dot(a, b, n); }
-float aff__cpu_sumsq(const float *a, int n) { return aff__cpu_inner_now()->dot(a, a, n); }
-void aff__cpu_axpy(float *y, float a, const float *x, int n) { aff__cpu_inner_now()->axpy(y, a, x, n); }
-void aff__cpu_scale(float *y, float a, int n) { aff__cpu_inner_now()->scale(y, a, n); }
+float aff__cpu_dot(const float *a, const float *b, int n)
+{
+    return aff__cpu_inner_now()->dot(a, b, n);
+}
+float aff__cpu_sumsq(const float *a, int n)
+{
+    return aff__cpu_inner_now()->dot(a, a, n);
+}
+void aff__cpu_axpy(float *y, float a, const float *x, int n)
+{
+    aff__cpu_inner_now()->axpy(y, a, x, n);
+}
+void aff__cpu_scale(float *y, float a, int n)
+{
+    aff__cpu_inner_now()->scale(y, a, n);
+}
 
 /* Unsigned integers in the order of the floats: NaN is 0, both zeros are one key. */
 static uint32_t order_key(float f)
@@ -65,8 +77,8 @@ static uint32_t order_key(float f)
     return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-/* Radix selection from the top byte down: after each round `prefix` holds the leading bytes of the k-th largest key, and
- * `want` how many of the keys with that prefix are still to be taken. Four passes, whatever the data. */
+/* Radix selection from the top byte down: after each round `prefix` holds the leading bytes of the k-th largest key,
+ * and `want` how many of the keys with that prefix are still to be taken. Four passes, whatever the data. */
 int aff__cpu_topk(const float *score, int n, int k, int *sel, int *scratch)
 {
     if (n <= k || k <= 0) {
@@ -89,8 +101,10 @@ int aff__cpu_topk(const float *score, int n, int k, int *sel, int *scratch)
     int got = 0;
     for (int i = 0; i < n && got < k; i++) {
         uint32_t u = (uint32_t)scratch[i];
-        if (u > prefix) sel[got++] = i;
-        else if (u == prefix && want > 0) sel[got++] = i, want--;
+        if (u > prefix)
+            sel[got++] = i;
+        else if (u == prefix && want > 0)
+            sel[got++] = i, want--;
     }
     return got;
 }
