@@ -98,7 +98,7 @@ typedef struct bench {
     const config *c;
     aff_net *net;
     aff_runner *r;
-    aff_seq *walk, *a, *b; /* walk: single steps, the reference */
+    aff_seq *walk, *a, *b, *c1, *c2; /* walk: single steps, the reference */
     int32_t ids[CAPACITY];
     float *logits; /* [CAPACITY][VOCAB] of the walk */
     float *buf;    /* the same size, for whatever is checked */
@@ -186,6 +186,40 @@ static void check_rejections(bench *t)
     }
 }
 
+/* Rows of two sequences in one pass, and their drafts in one pass: as if each had been alone. */
+static void check_neighbours(bench *t)
+{
+    enum { ROWS = 5, OTHER = 9 };
+    const int32_t *ids = t->ids + t->walk->pos, *other = t->ids + 300;
+    float *alone = t->buf, *both = t->buf + 4 * ROWS * VOCAB;
+    clone(t->a, t->walk);
+    clone(t->c1, t->walk);
+    aff__seq_reset(t->b);
+    run(t, t->b, other, OTHER, NULL);
+    clone(t->c2, t->b);
+    run(t, t->c1, ids, ROWS, alone);
+    run(t, t->c2, other + OTHER, 2, alone + ROWS * VOCAB);
+    const aff_batch b[] = {{.n = ROWS, .id = ids, .seq = t->a, .logits = both},
+                           {.n = 2, .id = other + OTHER, .seq = t->b, .logits = both + ROWS * VOCAB}};
+    must(aff__forward_many(t->r, b, 2, &err));
+    assert_memory_equal(alone, both, sizeof(float) * (ROWS + 2) * VOCAB);
+    same_state(t->a, t->c1);
+    same_state(t->b, t->c2);
+    int32_t x[2][DRAFT], y[2][DRAFT];
+    float cx[2][DRAFT], cy[2][DRAFT], *lx = t->buf, *ly = t->buf + 2 * DRAFT * VOCAB;
+    aff_draft_request d[2];
+    for (int i = 0; i < 2; i++) {
+        aff_seq *s = i ? t->b : t->a;
+        must(aff__draft_block(t->r, s, t->ids[i], x[i], cx[i], lx + i * DRAFT * VOCAB, NULL, NULL, &err));
+        d[i] = (aff_draft_request){s, t->ids[i], y[i], cy[i], ly + i * DRAFT * VOCAB};
+    }
+    must(aff__draft_many(t->r, d, 2, NULL, NULL, &err));
+    assert_memory_equal(x, y, sizeof x);
+    assert_memory_equal(cx, cy, sizeof cx);
+    assert_memory_equal(lx, ly, sizeof(float) * 2 * DRAFT * VOCAB);
+    t->checks += ROWS + 2 + 2 * DRAFT;
+}
+
 /* The folder or container of a configuration, written once. */
 static void model_path(const config *c, char *path, size_t cap)
 {
@@ -221,8 +255,8 @@ static uint64_t run_config(const config *c)
     must(aff__net_open(&t->net, path, &o, &err));
     assert_int_equal(aff__net_config(t->net)->vocab, VOCAB);
     must(aff__runner_create(&t->r, t->net, c->threads, &err));
-    aff_seq **const seqs[] = {&t->walk, &t->a, &t->b};
-    for (int i = 0; i < 3; i++) must(aff__seq_create(seqs[i], t->net, CAPACITY, &err));
+    aff_seq **const seqs[] = {&t->walk, &t->a, &t->b, &t->c1, &t->c2};
+    for (int i = 0; i < 5; i++) must(aff__seq_create(seqs[i], t->net, CAPACITY, &err));
     t->logits = malloc(sizeof(float) * CAPACITY * VOCAB);
     t->buf = malloc(sizeof(float) * CAPACITY * VOCAB);
     assert_non_null(t->logits);
@@ -241,6 +275,7 @@ static uint64_t run_config(const config *c)
         if (c->steps_only || !listed(c->lengths, P + 1)) continue;
         check_prefill(t, (int)P + 1);
         check_rejections(t);
+        check_neighbours(t);
     }
     if (c->steps_only) t->checks = last;
     if (verbose)
@@ -253,7 +288,7 @@ static uint64_t run_config(const config *c)
     fflush(stdout);
     free(t->logits);
     free(t->buf);
-    for (int i = 0; i < 3; i++) aff__seq_free(*seqs[i]);
+    for (int i = 0; i < 5; i++) aff__seq_free(*seqs[i]);
     aff__runner_free(t->r);
     aff__net_close(t->net);
     free(t);
