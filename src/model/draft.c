@@ -56,6 +56,7 @@ static aff_status check_drafts(const aff_runner *r, const aff_draft_request *d, 
     if (count < 0 || count > AFF_MAX_DRAFTS || count * c->draft_block > AFF_MAX_CHUNK)
         return aff__fail(err, AFF_E_INVALID, "draft block: %d sequences at once, expected at most %d", count, AFF_MAX_DRAFTS);
     for (int i = 0; i < count; i++) {
+        if (d[i].seq->net != r->net) return aff__fail(err, AFF_E_INVALID, "draft block: the sequence belongs to another network");
         if (d[i].seq->pos < 1) return aff__fail(err, AFF_E_INVALID, "draft block: the sequence is empty");
         if (d[i].id0 < 0 || d[i].id0 >= c->vocab)
             return aff__fail(err, AFF_E_INVALID, "draft block: id %d is outside the vocabulary 0..%d", (int)d[i].id0, c->vocab - 1);

@@ -1,6 +1,6 @@
 /* The engine against itself (spec model-v4 16.2): chunking, rejections and reuse must not change a bit of logits or
- * state. Without arguments a selection; --full runs the matrix of scripts/checks/selfcheck, -v prints a line per
- * configuration. */
+ * state. Without arguments a selection; --full runs the matrix of scripts/checks/selfcheck, --only NAME one test of it,
+ * -v prints a line per configuration. */
 #include "base/cpu.h"
 #include "base/rng.h"
 #include "model/net_internal.h"
@@ -28,6 +28,7 @@ typedef struct config {
     int threads;
     aff_cpu_level level;
     const range *lengths;
+    bool steps_only; /* just the reference: its hash is what is wanted */
 } config;
 
 static const char *const num_name[] = {"math", "sim", "fast"};
@@ -97,7 +98,7 @@ typedef struct bench {
     const config *c;
     aff_net *net;
     aff_runner *r;
-    aff_seq *walk, *a, *b; /* walk: single steps, the reference */
+    aff_seq *walk, *a, *b, *c1, *c2; /* walk: single steps, the reference */
     int32_t ids[CAPACITY];
     float *logits; /* [CAPACITY][VOCAB] of the walk */
     float *buf;    /* the same size, for whatever is checked */
@@ -185,6 +186,40 @@ static void check_rejections(bench *t)
     }
 }
 
+/* Rows of two sequences in one pass, and their drafts in one pass: as if each had been alone. */
+static void check_neighbours(bench *t)
+{
+    enum { ROWS = 5, OTHER = 9 };
+    const int32_t *ids = t->ids + t->walk->pos, *other = t->ids + 300;
+    float *alone = t->buf, *both = t->buf + 4 * ROWS * VOCAB;
+    clone(t->a, t->walk);
+    clone(t->c1, t->walk);
+    aff__seq_reset(t->b);
+    run(t, t->b, other, OTHER, NULL);
+    clone(t->c2, t->b);
+    run(t, t->c1, ids, ROWS, alone);
+    run(t, t->c2, other + OTHER, 2, alone + ROWS * VOCAB);
+    const aff_batch b[] = {{.n = ROWS, .id = ids, .seq = t->a, .logits = both},
+                           {.n = 2, .id = other + OTHER, .seq = t->b, .logits = both + ROWS * VOCAB}};
+    must(aff__forward_many(t->r, b, 2, &err));
+    assert_memory_equal(alone, both, sizeof(float) * (ROWS + 2) * VOCAB);
+    same_state(t->a, t->c1);
+    same_state(t->b, t->c2);
+    int32_t x[2][DRAFT], y[2][DRAFT];
+    float cx[2][DRAFT], cy[2][DRAFT], *lx = t->buf, *ly = t->buf + 2 * DRAFT * VOCAB;
+    aff_draft_request d[2];
+    for (int i = 0; i < 2; i++) {
+        aff_seq *s = i ? t->b : t->a;
+        must(aff__draft_block(t->r, s, t->ids[i], x[i], cx[i], lx + i * DRAFT * VOCAB, NULL, NULL, &err));
+        d[i] = (aff_draft_request){s, t->ids[i], y[i], cy[i], ly + i * DRAFT * VOCAB};
+    }
+    must(aff__draft_many(t->r, d, 2, NULL, NULL, &err));
+    assert_memory_equal(x, y, sizeof x);
+    assert_memory_equal(cx, cy, sizeof cx);
+    assert_memory_equal(lx, ly, sizeof(float) * 2 * DRAFT * VOCAB);
+    t->checks += ROWS + 2 + 2 * DRAFT;
+}
+
 /* The folder or container of a configuration, written once. */
 static void model_path(const config *c, char *path, size_t cap)
 {
@@ -220,8 +255,8 @@ static uint64_t run_config(const config *c)
     must(aff__net_open(&t->net, path, &o, &err));
     assert_int_equal(aff__net_config(t->net)->vocab, VOCAB);
     must(aff__runner_create(&t->r, t->net, c->threads, &err));
-    aff_seq **const seqs[] = {&t->walk, &t->a, &t->b};
-    for (int i = 0; i < 3; i++) must(aff__seq_create(seqs[i], t->net, CAPACITY, &err));
+    aff_seq **const seqs[] = {&t->walk, &t->a, &t->b, &t->c1, &t->c2};
+    for (int i = 0; i < 5; i++) must(aff__seq_create(seqs[i], t->net, CAPACITY, &err));
     t->logits = malloc(sizeof(float) * CAPACITY * VOCAB);
     t->buf = malloc(sizeof(float) * CAPACITY * VOCAB);
     assert_non_null(t->logits);
@@ -237,20 +272,23 @@ static uint64_t run_config(const config *c)
             memcpy(&u, t->logits + P * VOCAB + i, 4);
             hash = (hash ^ u) * 0x100000001b3u;
         }
-        if (!listed(c->lengths, P + 1)) continue;
+        if (c->steps_only || !listed(c->lengths, P + 1)) continue;
         check_prefill(t, (int)P + 1);
         check_rejections(t);
+        check_neighbours(t);
     }
+    if (c->steps_only) t->checks = last;
     if (verbose)
-        printf("%-10s %-8s %-5s %d threads %-7s  lengths to %4d: %6lld rows bit-equal\n", c->model,
+        printf("%-10s %-8s %-5s %d threads %-7s  lengths to %4d: %6lld rows%s\n", c->model,
                c->experts == AFF_MXFP4      ? "mxfp4"
                : c->experts == AFF_Q2P875Q4 ? "33"
                                             : "34",
-               num_name[c->num], c->threads, aff__cpu_level_name(aff__cpu_level()), last, (long long)t->checks);
+               num_name[c->num], c->threads, aff__cpu_level_name(aff__cpu_level()), last, (long long)t->checks,
+               c->steps_only ? " hashed" : " bit-equal");
     fflush(stdout);
     free(t->logits);
     free(t->buf);
-    for (int i = 0; i < 3; i++) aff__seq_free(*seqs[i]);
+    for (int i = 0; i < 5; i++) aff__seq_free(*seqs[i]);
     aff__runner_free(t->r);
     aff__net_close(t->net);
     free(t);
@@ -284,7 +322,7 @@ static void test_same_everywhere(void **state)
                 const int e = full ? k / 3 : k % 3, threads = 1 + k % 3, level = full ? -1 : k / 3;
                 for (int lv = 0; lv < 3; lv++) {
                     if (level >= 0 && lv != level) continue;
-                    const config c = {models[m], experts[e], (aff_numerics)num, threads, (aff_cpu_level)lv, few};
+                    const config c = {models[m], experts[e], (aff_numerics)num, threads, (aff_cpu_level)lv, few, true};
                     const uint64_t h = run_config(&c);
                     uint64_t *want = &first[experts[e] != AFF_MXFP4];
                     if (!*want) *want = h;
@@ -326,6 +364,7 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         verbose |= strcmp(argv[i], "-v") == 0;
         full |= strcmp(argv[i], "--full") == 0;
+        if (strcmp(argv[i], "--only") == 0 && i + 1 < argc) cmocka_set_test_filter(argv[++i]);
     }
     const struct CMUnitTest quick[] = {cmocka_unit_test(test_selection), cmocka_unit_test(test_same_everywhere)};
     const struct CMUnitTest all[] = {cmocka_unit_test(test_matrix), cmocka_unit_test(test_same_everywhere)};

@@ -23,8 +23,31 @@ static const aff_st_tensor *get(const aff_ckpt *g, const char *name, aff_st_dtyp
     return t;
 }
 
-const float *golden_f32(const aff_ckpt *g, const char *name, size_t *n) { return (const float *)(const void *)get(g, name, AFF_ST_F32, n)->data; }
-const int32_t *golden_i32(const aff_ckpt *g, const char *name, size_t *n) { return (const int32_t *)(const void *)get(g, name, AFF_ST_I32, n)->data; }
+/* safetensors promises no alignment: an array that lies askew is copied, and the copies live until the program ends. */
+static void **copies;
+static size_t n_copies;
+
+static void free_copies(void)
+{
+    for (size_t i = 0; i < n_copies; i++) free(copies[i]);
+    free(copies);
+}
+
+static const void *aligned(const aff_st_tensor *t)
+{
+    if ((uintptr_t)t->data % 4 == 0) return t->data;
+    if (!n_copies) atexit(free_copies);
+    copies = realloc(copies, (n_copies + 1) * sizeof *copies);
+    assert_non_null(copies);
+    void *p = malloc(t->size ? (size_t)t->size : 1);
+    assert_non_null(p);
+    memcpy(p, t->data, (size_t)t->size);
+    copies[n_copies++] = p;
+    return p;
+}
+
+const float *golden_f32(const aff_ckpt *g, const char *name, size_t *n) { return aligned(get(g, name, AFF_ST_F32, n)); }
+const int32_t *golden_i32(const aff_ckpt *g, const char *name, size_t *n) { return aligned(get(g, name, AFF_ST_I32, n)); }
 bool golden_has(const aff_ckpt *g, const char *name) { return aff__ckpt_find(g, name) != NULL; }
 
 int32_t *golden_ints(const aff_ckpt *g, const char *name, size_t *n)
