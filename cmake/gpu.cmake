@@ -1,0 +1,12 @@
+# The device kernels are not part of this version: say so instead of building without them in silence.
+foreach(v AFF_CUDA AFF_HIP)
+  if(NOT ${v} MATCHES "^(AUTO|ON|OFF)$")
+    message(FATAL_ERROR "${v} is '${${v}}': expected AUTO, ON or OFF")
+  elseif(${v} STREQUAL "ON")
+    message(FATAL_ERROR "${v}=ON: this version has no device kernels; use AUTO or OFF")
+  endif()
+endforeach()
+if(AFF_GPU_ARCH)
+  message(FATAL_ERROR "AFF_GPU_ARCH=${AFF_GPU_ARCH}: this version has no device kernels")
+endif()
+message(STATUS "Device kernels: none in this version (CPU backend only)")

@@ -1,0 +1,91 @@
+/* backend.h - the op table: what a device must compute for the forward pass. model/ calls nothing else.
+ *
+ * All arrays are float32 in the backend's memory, row-major, T rows unless said otherwise. An op computes each row from that
+ * row's inputs alone, in an order that depends on shapes only (design 3, promises 0 and 2). Ops cannot fail once their operands
+ * were checked at load, except those that return a status. */
+#ifndef AFF_BACKEND_BACKEND_H
+#define AFF_BACKEND_BACKEND_H
+#include "backend/types.h"
+#include "base/status.h"
+
+typedef struct aff_backend aff_backend;
+
+/* Hyper-connection weights of one sublayer or of a head (spec 6). */
+typedef struct aff_hc {
+    aff_weight fn; /* [(2+N)N][N*H], head: [N][N*H] */
+    const float *scale, *base;
+    int streams, iters;
+    float eps, rms_eps;
+} aff_hc;
+
+/* Rotary table: pairs = R/2 frequencies (spec 7.1). */
+typedef struct aff_rope {
+    const float *freq;
+    int pairs;
+} aff_rope;
+
+/* A compressor (spec 7.3): groups of `ratio` tokens; overlap: ratio 4's second look-back group. */
+typedef struct aff_compressor {
+    int ratio, dim;
+    bool overlap, index; /* index: Hadamard + A4 instead of A8, and the indexer's share of the state */
+    const float *ape, *norm;
+    float eps;
+} aff_compressor;
+
+typedef struct aff_router {
+    aff_scoring scoring;
+    int experts, picks;
+    float scale;
+    const float *bias;   /* [experts]; NULL on hash layers */
+    const int32_t *hash; /* [vocab][picks]; NULL on other layers */
+} aff_router;
+
+struct aff_backend {
+    const char *name;
+    aff_numerics numerics;
+
+    /* X[T][N][H] = embed[ids[t]] in every stream. */
+    void (*embed)(aff_backend *b, const aff_weight *w, const int32_t *ids, int T, int streams, float *X);
+    /* u[T][H], post[T][N], comb[T][N][N] from the streams. */
+    void (*hc_pre)(aff_backend *b, const aff_hc *h, const float *X, int T, int H, float *u, float *post, float *comb);
+    /* X'[k] = post[k] f + sum_j comb[j][k] X[j], in place. */
+    void (*hc_post)(aff_backend *b, const float *f, const float *post, const float *comb, int T, int streams, int H, float *X);
+    void (*hc_head)(aff_backend *b, const aff_hc *h, const float *X, int T, int H, float *y);
+    /* y = w x / rms(x); y may be x. */
+    void (*rmsnorm)(aff_backend *b, const float *x, const float *w, float eps, int T, int n, float *y);
+    void (*matmul)(aff_backend *b, const aff_weight *w, const float *x, int T, float *y);
+    void (*matmul_grouped)(aff_backend *b, const aff_weight *w, int groups, const float *x, int T, float *y);
+    /* q[T][heads][D]: per-head RMS without weight, then rope of the tail. */
+    void (*q_finish)(aff_backend *b, float *q, int T, int heads, int D, float eps, const aff_rope *rope, const int64_t *pos);
+    /* kv[T][D]: RMS with weight, rope, A8(64) on the head (not in math), bf16 tail (fast). */
+    void (*kv_finish)(aff_backend *b, float *kv, int T, int D, const float *norm, float eps, const aff_rope *rope, const int64_t *pos);
+    void (*raw_store)(aff_backend *b, const aff_rowset *rs, const float *kv, int D);
+    /* Adds ape to z, forms every group that these rows complete, then appends c and z to the history. c, z: [T][coff*dim]. */
+    void (*compress)(aff_backend *b, const aff_compressor *c, const aff_rope *rope, const aff_rowset *rs, const float *cp, float *zp);
+    /* Indexer queries iq[T][heads][dim]: rope, then Hadamard and A4 (not in math). */
+    void (*index_query)(aff_backend *b, float *iq, int T, int heads, int dim, const aff_rope *rope, const int64_t *pos);
+    /* sel[T][topk]: min(topk, (pos+1)/ratio) best groups, ascending; w[T][heads] is scaled by 1/sqrt(dim*heads). score: NULL or [T][ld]
+     * to receive the scores. Rows with no more than topk groups select all of them without scoring. */
+    aff_status (*index_select)(aff_backend *b, const aff_rowset *rs, const float *iq, const float *w, int heads, int dim, int ratio, int topk,
+                               int *sel, aff_error *err);
+    /* o[T][heads][D] (spec 7.5), then inverse rope of each head's tail at pos. */
+    aff_status (*attend)(aff_backend *b, const float *q, int T, int heads, int D, const aff_keyset *keys, const float *sink, const aff_rope *rope,
+                         const int64_t *pos, float *o, aff_error *err);
+    /* picks[T][K] (order of choice) and weights[T][K] from the router logits[T][E]. */
+    void (*route)(aff_backend *b, const aff_router *r, const float *logits, const int32_t *ids, int T, int32_t *picks, float *weights);
+    /* y[T][K][H], unsummed. */
+    aff_status (*experts)(aff_backend *b, const aff_expert_shape *s, const aff_moe_plan *p, const float *x, int T, int K, float *y, aff_error *err);
+    /* a = clamp, silu(a) * clamp(b). */
+    void (*swiglu)(aff_backend *b, float *a, const float *bb, float limit, int64_t n);
+    /* f[T][H] += sum_k y[T][k][H] first, the value of f (the shared expert) last. */
+    void (*sum_experts)(aff_backend *b, const float *y, int T, int K, int H, float *f);
+    /* tap[t*ld .. +H] = mean over streams. */
+    void (*stream_mean)(aff_backend *b, const float *X, int T, int streams, int H, float *tap, int64_t ld);
+    /* id[t] = the lowest index of the largest of x[t][0..n). */
+    void (*argmax)(aff_backend *b, const float *x, int T, int n, int32_t *id);
+    void (*free)(aff_backend *b);
+};
+
+/* The CPU. threads <= 0: one per allowed CPU. */
+aff_status aff__cpu_backend(aff_backend **out, aff_numerics num, int threads, aff_error *err);
+#endif

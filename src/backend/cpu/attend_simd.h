@@ -1,0 +1,161 @@
+/* attend_simd.h - attention of one position and index scores over simd16.h, included once per instruction set.
+ *
+ * All heads share the key rows, so a few heads go through a cut together: first their scores, a few keys at a time;
+ * then the weighted sum, a strip of columns at a time, whose lanes stay in registers over the whole cut. A cut of 64
+ * keys of 512 columns is 128 KiB and stays in L2 while all heads pass over it. */
+#include "backend/cpu/simd16.h"
+
+#if defined(__AVX512F__)
+enum { AT_HEADS = 4, AT_KEYS = 4, AT_STRIP = 4 }; /* heads at once, keys at once, vectors of a strip */
+#else
+enum { AT_HEADS = 2, AT_KEYS = 2, AT_STRIP = 2 };
+#endif
+
+/* dot(a[i], b[j]) for i < A, j < B into out[i * ld + j]. */
+AFF__INLINE void at_dots(int A, int B, const float *a, int64_t lda, const float *const *b, int n, float *out, int ld)
+{
+    v16 acc[AT_HEADS][AT_KEYS];
+    for (int i = 0; i < A; i++)
+        for (int j = 0; j < B; j++) acc[i][j] = v16_zero();
+    int k = 0;
+    for (; k + 16 <= n; k += 16) {
+        v16 vb[AT_KEYS];
+        for (int j = 0; j < B; j++) vb[j] = v16_load(b[j] + k);
+        for (int i = 0; i < A; i++) {
+            v16 va = v16_load(a + i * lda + k);
+            for (int j = 0; j < B; j++) acc[i][j] = v16_fma(va, vb[j], acc[i][j]);
+        }
+    }
+    for (int i = 0; i < A && k < n; i++)
+        for (int j = 0; j < B; j++)
+            acc[i][j] =
+                v16_fma_part(v16_load_part(a + i * lda + k, n - k), v16_load_part(b[j] + k, n - k), acc[i][j], n - k);
+    for (int i = 0; i < A; i++) {
+        if (B == 4)
+            _mm_storeu_ps(out + i * ld,
+                          v16_fold_4(acc[i][0], acc[i][1 % AT_KEYS], acc[i][2 % AT_KEYS], acc[i][3 % AT_KEYS]));
+        else
+            for (int j = 0; j < B; j++) out[i * ld + j] = v16_fold(acc[i][j]);
+    }
+}
+
+/* The state of the heads that go together; p[i][j] is the weight of key j of the cut for head i. */
+typedef struct at_heads {
+    float M[AT_HEADS], Z[AT_HEADS];
+    float a[AT_HEADS], b[AT_HEADS]; /* factors of the merge */
+    _Alignas(64) float p[AT_HEADS][AFF__KEY_CUT];
+} at_heads;
+
+/* Scores of a cut to weights; M and Z move on. */
+AFF__INLINE void at_weights(at_heads *s, int i, int n, float scale)
+{
+    float *p = s->p[i];
+    for (int j = 0; j < n; j++) p[j] *= scale;
+    float m = p[0], z = 0.0f;
+    for (int j = 1; j < n; j++) m = p[j] > m ? p[j] : m;
+    v16 vm = v16_set1(m);
+    for (int j = 0; j < n; j += 16) v16_store(p + j, v16_exp(v16_sub(v16_load(p + j), vm)));
+    for (int j = 0; j < n; j++) z += p[j];
+    float top = m > s->M[i] ? m : s->M[i];
+    s->a[i] = aff__expf(s->M[i] - top), s->b[i] = aff__expf(m - top);
+    s->M[i] = top;
+    s->Z[i] = fmaf(s->Z[i], s->a[i], z * s->b[i]);
+}
+
+/* V[i][d..] = V * a + (sum over the cut of p k) * b for S vectors of columns from d on; the last may be partial (live
+ * lanes). */
+AFF__INLINE void at_strip(const at_heads *s, int H, int S, const float *const *key, int n, int d, int live, float *V,
+                          int D)
+{
+    v16 acc[AT_HEADS][AT_STRIP];
+    for (int i = 0; i < H; i++)
+        for (int c = 0; c < S; c++) acc[i][c] = v16_zero();
+    for (int j = 0; j < n; j++) {
+        v16 k[AT_STRIP];
+        for (int c = 0; c < S; c++) k[c] = live == 16 ? v16_load(key[j] + d + 16 * c) : v16_load_part(key[j] + d, live);
+        for (int i = 0; i < H; i++) {
+            v16 p = v16_set1(s->p[i][j]);
+            for (int c = 0; c < S; c++) acc[i][c] = v16_fma(p, k[c], acc[i][c]);
+        }
+    }
+    for (int i = 0; i < H; i++) {
+        float *v = V + (int64_t)i * D + d;
+        v16 a = v16_set1(s->a[i]), b = v16_set1(s->b[i]);
+        for (int c = 0; c < S; c++) {
+            if (live == 16)
+                v16_store(v + 16 * c, v16_fma(v16_load(v + 16 * c), a, v16_mul(acc[i][c], b)));
+            else
+                v16_store_part(v, v16_fma(v16_load_part(v, live), a, v16_mul(acc[i][c], b)), live);
+        }
+    }
+}
+
+AFF__INLINE void at_cut(at_heads *s, int H, const float *q, int D, const float *const *key, int n, float scale,
+                        float *V)
+{
+    int j = 0;
+    for (; j + AT_KEYS <= n; j += AT_KEYS) at_dots(H, AT_KEYS, q, D, key + j, D, &s->p[0][j], AFF__KEY_CUT);
+    for (; j < n; j++) at_dots(H, 1, q, D, key + j, D, &s->p[0][j], AFF__KEY_CUT);
+    for (int i = 0; i < H; i++) at_weights(s, i, n, scale);
+    int d = 0;
+    for (; d + 16 * AT_STRIP <= D; d += 16 * AT_STRIP) at_strip(s, H, AT_STRIP, key, n, d, 16, V, D);
+    for (; d + 16 <= D; d += 16) at_strip(s, H, 1, key, n, d, 16, V, D);
+    if (d < D) at_strip(s, H, 1, key, n, d, D - d, V, D);
+}
+
+AFF__INLINE void at_some(int H, const float *q, int D, const float *const *key, int n, const float *sink, float scale,
+                         float *V)
+{
+    at_heads s = {0};
+    for (int i = 0; i < H; i++) s.M[i] = sink[i], s.Z[i] = 1.0f;
+    for (int64_t d = 0; d < (int64_t)H * D; d++) V[d] = 0.0f;
+    for (int j = 0; j < n; j += AFF__KEY_CUT) at_cut(&s, H, q, D, key + j, aff__min_int(AFF__KEY_CUT, n - j), scale, V);
+    for (int i = 0; i < H; i++)
+        for (int d = 0; d < D; d++) V[(int64_t)i * D + d] /= s.Z[i];
+}
+
+static void attend_group(const float *q, int D, const float *const *key, int n, const float *sink, float scale,
+                         float *o)
+{
+    at_some(AT_HEADS, q, D, key, n, sink, scale, o);
+}
+static void attend_one(const float *q, int D, const float *const *key, int n, const float *sink, float scale, float *o)
+{
+    at_some(1, q, D, key, n, sink, scale, o);
+}
+
+static void attend_simd(const float *q, int heads, int D, const float *const *key, int n, const float *sink,
+                        float scale, float *o)
+{
+    int h = 0;
+    for (; h + AT_HEADS <= heads; h += AT_HEADS)
+        attend_group(q + (int64_t)h * D, D, key, n, sink + h, scale, o + (int64_t)h * D);
+    for (; h < heads; h++) attend_one(q + (int64_t)h * D, D, key, n, sink + h, scale, o + (int64_t)h * D);
+}
+
+/* Sixteen keys g at a time are the lanes of the sum over heads. */
+static void index_scores_simd(const float *iq, const float *w, int heads, int D, const float *ik, int64_t ld_ik, int n,
+                              float *score)
+{
+    for (int g = 0; g < n; g += 16) {
+        int live = aff__min_int(16, n - g), h = 0;
+        const float *key[16];
+        for (int j = 0; j < 16; j++) key[j] = ik + (g + aff__min_int(j, live - 1)) * ld_ik;
+        v16 s = v16_zero();
+        for (; h < heads; h += AT_HEADS) {
+            float dots[AT_HEADS][16];
+            int some = aff__min_int(AT_HEADS, heads - h);
+            const float *q = iq + (int64_t)h * D;
+            for (int j = 0; j < live; j += AT_KEYS) {
+                if (some == AT_HEADS)
+                    at_dots(AT_HEADS, AT_KEYS, q, D, key + j, D, &dots[0][j], 16);
+                else
+                    for (int i = 0; i < some; i++)
+                        at_dots(1, AT_KEYS, q + (int64_t)i * D, D, key + j, D, &dots[i][j], 16);
+            }
+            for (int i = 0; i < some; i++)
+                s = v16_fma(v16_set1(w[h + i]), v16_max(v16_load_part(dots[i], live), v16_zero()), s);
+        }
+        v16_store_part(score + g, s, live);
+    }
+}

@@ -1,0 +1,278 @@
+/* Attention around its core: rope, KV rows, compressors, indexer (spec model-v4 section 7). */
+#include "backend/cpu/cpu.h"
+#include "backend/mathfn.h"
+#include "quant/numbers.h"
+#include <math.h>
+#include <string.h>
+
+/* cos and sin of one position; the angle is the float32 product, as in the published code. */
+static void rope_table(const aff_rope *r, int64_t pos, float *cs, float *sn)
+{
+    for (int i = 0; i < r->pairs; i++) {
+        const double a = (double)((float)pos * r->freq[i]);
+        cs[i] = (float)cos(a);
+        sn[i] = (float)sin(a);
+    }
+}
+
+/* Rotates the last 2*pairs values of v[n], adjacent pairs; dir = -1 is the inverse. */
+static void rotate(float *v, int n, const aff_rope *r, const float *cs, const float *sn, float dir)
+{
+    float *x = v + n - 2 * r->pairs;
+    for (int i = 0; i < r->pairs; i++) {
+        const float a = x[2 * i], b = x[2 * i + 1], s = dir * sn[i];
+        x[2 * i] = a * cs[i] - b * s;
+        x[2 * i + 1] = a * s + b * cs[i];
+    }
+}
+
+/* What a KV row goes through before it is attended to and cached. */
+static void quantise_row(aff_numerics num, float *row, int D, int R)
+{
+    if (num == AFF_MATH) return;
+    aff__a8(row, (D - R) / 64 * 64, 64);
+    if (num == AFF_FAST)
+        for (int i = D - R; i < D; i++) row[i] = aff__round_bf16(row[i]);
+}
+
+typedef struct {
+    aff_backend *b;
+    aff_cpu *cpu;
+    float *q;
+    int heads, D;
+    float eps;
+    const float *norm;
+    const aff_rope *rope;
+    const int64_t *pos;
+} finish_job;
+
+static void q_row(void *ctx, int64_t t, int thread)
+{
+    const finish_job *j = ctx;
+    float *cs = aff__cpu_scratch(j->cpu, thread), *sn = cs + j->rope->pairs;
+    rope_table(j->rope, j->pos[t], cs, sn);
+    for (int h = 0; h < j->heads; h++) {
+        float *v = j->q + (t * j->heads + h) * j->D;
+        aff__cpu_rms_row(v, NULL, j->eps, j->D, v);
+        rotate(v, j->D, j->rope, cs, sn, 1);
+    }
+}
+
+void aff__cpu_q_finish(aff_backend *b, float *q, int T, int heads, int D, float eps, const aff_rope *rope, const int64_t *pos)
+{
+    finish_job j = {.b = b, .cpu = aff__cpu_of(b), .q = q, .heads = heads, .D = D, .eps = eps, .rope = rope, .pos = pos};
+    aff__pool_run(j.cpu->pool, q_row, &j, T);
+}
+
+static void kv_row(void *ctx, int64_t t, int thread)
+{
+    const finish_job *j = ctx;
+    float *cs = aff__cpu_scratch(j->cpu, thread), *sn = cs + j->rope->pairs, *v = j->q + t * j->D;
+    rope_table(j->rope, j->pos[t], cs, sn);
+    aff__cpu_rms_row(v, j->norm, j->eps, j->D, v);
+    rotate(v, j->D, j->rope, cs, sn, 1);
+    quantise_row(j->b->numerics, v, j->D, 2 * j->rope->pairs);
+}
+
+void aff__cpu_kv_finish(aff_backend *b, float *kv, int T, int D, const float *norm, float eps, const aff_rope *rope, const int64_t *pos)
+{
+    finish_job j = {.b = b, .cpu = aff__cpu_of(b), .q = kv, .D = D, .norm = norm, .eps = eps, .rope = rope, .pos = pos};
+    aff__pool_run(j.cpu->pool, kv_row, &j, T);
+}
+
+static void index_row(void *ctx, int64_t t, int thread)
+{
+    const finish_job *j = ctx;
+    float *cs = aff__cpu_scratch(j->cpu, thread), *sn = cs + j->rope->pairs;
+    rope_table(j->rope, j->pos[t], cs, sn);
+    for (int h = 0; h < j->heads; h++) {
+        float *v = j->q + (t * j->heads + h) * j->D;
+        rotate(v, j->D, j->rope, cs, sn, 1);
+        if (j->b->numerics == AFF_MATH) continue;
+        aff__hadamard(v, j->D);
+        aff__a4(v, j->D);
+    }
+}
+
+void aff__cpu_index_query(aff_backend *b, float *iq, int T, int heads, int dim, const aff_rope *rope, const int64_t *pos)
+{
+    finish_job j = {.b = b, .cpu = aff__cpu_of(b), .q = iq, .heads = heads, .D = dim, .rope = rope, .pos = pos};
+    aff__pool_run(j.cpu->pool, index_row, &j, T);
+}
+
+void aff__cpu_raw_store(aff_backend *b, const aff_rowset *rs, const float *kv, int D)
+{
+    for (int t = 0; t < rs->n; t++) {
+        const aff_layer_state *s = rs->state[t];
+        memcpy(s->raw + (rs->pos[t] % s->raw_size) * D, kv + (int64_t)t * D, (size_t)D * sizeof *kv);
+    }
+}
+
+/* ---- compressors ---- */
+
+typedef struct {
+    aff_backend *b;
+    aff_cpu *cpu;
+    const aff_compressor *c;
+    const aff_rope *rope;
+    const aff_rowset *rs;
+    const float *cp, *zp;
+    int width; /* coff * dim */
+} compress_job;
+
+/* Projections of position p, seen from row t: from this pass if p is in it, else from the history ring. */
+static void projection(const compress_job *j, int64_t t, int64_t p, const float **c, const float **z)
+{
+    const int64_t r = t - (j->rs->pos[t] - p);
+    const aff_layer_state *s = j->rs->state[t];
+    if (r >= j->rs->first[t]) {
+        *c = j->cp + r * j->width;
+        *z = j->zp + r * j->width;
+    } else {
+        const int64_t slot = p % s->hist_size * j->width;
+        *c = (j->c->index ? s->ihist_c : s->hist_c) + slot;
+        *z = (j->c->index ? s->ihist_z : s->hist_z) + slot;
+    }
+}
+
+/* The row of the group that ends with row t, if one does: softmax over the candidates, channel by channel. */
+static void compress_row(void *ctx, int64_t t, int thread)
+{
+    const compress_job *j = ctx;
+    const aff_compressor *c = j->c;
+    const int64_t pos = j->rs->pos[t];
+    if ((pos + 1) % c->ratio) return;
+    const int64_t g = pos / c->ratio;
+    const int d = c->dim, n_old = c->overlap && g > 0 ? c->ratio : 0, n = n_old + c->ratio;
+    aff_layer_state *s = j->rs->state[t];
+    float *row = (c->index ? s->ikey : s->comp) + g * d;
+    const float **pc = aff__cpu_scratch(j->cpu, thread), **pz = pc + n;
+    float *cs = (float *)(pz + n), *sn = cs + j->rope->pairs;
+    for (int i = 0; i < n; i++) {
+        /* With overlap the first half of a projection serves the NEXT group, the second half its own. */
+        projection(j, t, g * c->ratio - n_old + i, &pc[i], &pz[i]);
+        if (c->overlap && i >= n_old) {
+            pc[i] += d;
+            pz[i] += d;
+        }
+    }
+    for (int e = 0; e < d; e++) {
+        float m = pz[0][e], z = 0, acc = 0;
+        for (int i = 1; i < n; i++) m = pz[i][e] > m ? pz[i][e] : m;
+        for (int i = 0; i < n; i++) {
+            const float w = aff__expf(pz[i][e] - m);
+            z += w;
+            acc = fmaf(w, pc[i][e], acc);
+        }
+        row[e] = acc / z;
+    }
+    aff__cpu_rms_row(row, c->norm, c->eps, d, row);
+    rope_table(j->rope, g * c->ratio, cs, sn); /* the group's first token */
+    rotate(row, d, j->rope, cs, sn, 1);
+    if (!c->index) {
+        quantise_row(j->b->numerics, row, d, 2 * j->rope->pairs);
+    } else if (j->b->numerics != AFF_MATH) {
+        aff__hadamard(row, d);
+        aff__a4(row, d);
+    }
+}
+
+void aff__cpu_compress(aff_backend *b, const aff_compressor *c, const aff_rope *rope, const aff_rowset *rs, const float *cp, float *zp)
+{
+    const int width = (c->overlap ? 2 : 1) * c->dim;
+    for (int t = 0; t < rs->n; t++) {
+        const float *ape = c->ape + rs->pos[t] % c->ratio * width;
+        float *z = zp + (int64_t)t * width;
+        for (int e = 0; e < width; e++) z[e] += ape[e];
+    }
+    compress_job j = {b, aff__cpu_of(b), c, rope, rs, cp, zp, width};
+    aff__pool_run(j.cpu->pool, compress_row, &j, rs->n);
+    for (int t = 0; t < rs->n; t++) { /* after all rows are read; later positions of a slot win */
+        aff_layer_state *s = rs->state[t];
+        const int64_t slot = rs->pos[t] % s->hist_size * width;
+        memcpy((c->index ? s->ihist_c : s->hist_c) + slot, cp + (int64_t)t * width, (size_t)width * sizeof *cp);
+        memcpy((c->index ? s->ihist_z : s->hist_z) + slot, zp + (int64_t)t * width, (size_t)width * sizeof *zp);
+    }
+}
+
+/* ---- selection and attention ---- */
+
+typedef struct {
+    aff_cpu *cpu;
+    const aff_rowset *rs;
+    const float *iq, *w;
+    int heads, dim, ratio, topk, max_groups;
+    int *sel;
+} select_job;
+
+static void select_row(void *ctx, int64_t t, int thread)
+{
+    const select_job *j = ctx;
+    const int n = (int)((j->rs->pos[t] + 1) / j->ratio);
+    int *sel = j->sel + t * j->topk;
+    if (n <= j->topk) {
+        for (int g = 0; g < n; g++) sel[g] = g;
+        return;
+    }
+    float *score = aff__cpu_scratch(j->cpu, thread), *w = score + j->max_groups;
+    int *order = (int *)(w + j->heads);
+    const float f = 1.0f / sqrtf((float)j->dim * (float)j->heads);
+    for (int h = 0; h < j->heads; h++) w[h] = j->w[t * j->heads + h] * f;
+    aff__cpu_index_scores(j->iq + t * j->heads * j->dim, w, j->heads, j->dim, j->rs->state[t]->ikey, j->dim, n, score);
+    aff__cpu_topk(score, n, j->topk, sel, order);
+}
+
+aff_status aff__cpu_index_select(aff_backend *b, const aff_rowset *rs, const float *iq, const float *w, int heads, int dim, int ratio, int topk,
+                                 int *sel, aff_error *err)
+{
+    int64_t groups = 1;
+    for (int t = 0; t < rs->n; t++) groups = (rs->pos[t] + 1) / ratio > groups ? (rs->pos[t] + 1) / ratio : groups;
+    aff_cpu *c = aff__cpu_of(b);
+    AFF_TRY(aff__cpu_reserve(c, (uint64_t)groups * 8 + (uint64_t)heads * 4, err));
+    select_job j = {c, rs, iq, w, heads, dim, ratio, topk, (int)groups, sel};
+    aff__pool_run(c->pool, select_row, &j, rs->n);
+    return AFF_OK;
+}
+
+typedef struct {
+    aff_cpu *cpu;
+    const float *q, *sink;
+    int heads, D, part, parts; /* heads are dealt to tasks in parts */
+    const aff_keyset *keys;
+    const aff_rope *rope;
+    const int64_t *pos;
+    float *o;
+} attend_job;
+
+static int key_count(const aff_keyset *k) { return k->n_raw + k->n_comp + k->n_extra; }
+
+static void attend_task(void *ctx, int64_t task, int thread)
+{
+    const attend_job *j = ctx;
+    const int64_t t = task / j->parts;
+    const int h0 = (int)(task % j->parts) * j->part, nh = h0 + j->part < j->heads ? j->part : j->heads - h0, D = j->D;
+    const aff_keyset *k = &j->keys[t];
+    const float **key = aff__cpu_scratch(j->cpu, thread);
+    float *cs = (float *)(key + key_count(k)), *sn = cs + j->rope->pairs;
+    int n = 0;
+    for (int i = 0; i < k->n_raw; i++) key[n++] = k->raw + (k->lo + i) % k->raw_size * D;
+    for (int i = 0; i < k->n_comp; i++) key[n++] = k->comp + (int64_t)(k->sel ? k->sel[i] : i) * D;
+    for (int i = 0; i < k->n_extra; i++) key[n++] = k->extra + (int64_t)i * D;
+    float *o = j->o + (t * j->heads + h0) * D;
+    aff__cpu_attend(j->q + (t * j->heads + h0) * D, nh, D, key, n, j->sink + h0, (float)(1.0 / sqrt((double)D)), o);
+    rope_table(j->rope, j->pos[t], cs, sn);
+    for (int h = 0; h < nh; h++) rotate(o + (int64_t)h * D, D, j->rope, cs, sn, -1);
+}
+
+aff_status aff__cpu_attend_rows(aff_backend *b, const float *q, int T, int heads, int D, const aff_keyset *keys, const float *sink, const aff_rope *rope,
+                                const int64_t *pos, float *o, aff_error *err)
+{
+    aff_cpu *c = aff__cpu_of(b);
+    int most = 0;
+    for (int t = 0; t < T; t++) most = key_count(&keys[t]) > most ? key_count(&keys[t]) : most;
+    AFF_TRY(aff__cpu_reserve(c, (uint64_t)most * sizeof(float *) + (uint64_t)rope->pairs * 8, err));
+    const int part = T >= 2 * aff__pool_threads(c->pool) ? heads : heads < 8 ? heads : 8;
+    attend_job j = {c, q, sink, heads, D, part, (heads + part - 1) / part, keys, rope, pos, o};
+    aff__pool_run(c->pool, attend_task, &j, (int64_t)T * j.parts);
+    return AFF_OK;
+}

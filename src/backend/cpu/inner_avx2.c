@@ -1,0 +1,22 @@
+/* The kernels over simd16.h, compiled for AVX2, FMA and F16C. */
+#if defined(__x86_64__)
+#include "backend/cpu/inner_scalar.h"
+#include "backend/cpu/attend_simd.h"
+#include "backend/cpu/experts_simd.h"
+#include "backend/cpu/matmul_simd.h"
+#include "backend/cpu/vec_simd.h"
+
+const aff__cpu_inner aff__cpu_inner_avx2 = {
+    .matmul = matmul_simd,
+    .q2p875 = q2p875_simd,
+    .mxfp4 = mxfp4_simd,
+    .dot = dot_simd,
+    .axpy = axpy_simd,
+    .scale = scale_simd,
+    .round_bf16 = round_bf16_simd,
+    .attend = attend_simd,
+    .index_scores = index_scores_simd,
+    .swiglu = swiglu_simd,
+    .quantise = quantise_simd,
+};
+#endif

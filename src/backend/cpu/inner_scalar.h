@@ -1,0 +1,25 @@
+/* inner_scalar.h - the scalar forms, for the table and for SIMD code that hands over a tail. */
+#ifndef AFF_BACKEND_CPU_INNER_SCALAR_H
+#define AFF_BACKEND_CPU_INNER_SCALAR_H
+#include "backend/cpu/inner.h"
+
+void aff__matmul_scalar(const aff_weight *w, int r0, int r1, const float *const *x, int n, float *const *y);
+/* The same with x rounded to bf16 on the way. */
+void aff__matmul_rounding(const aff_weight *w, int r0, int r1, const float *const *x, int n, float *const *y);
+void aff__q2p875_scalar(const aff_expert_mat *m, const int16_t (*table)[1024][4], int rows, int cols, int r0, int r1,
+                        const int8_t *const *xq, const float *const *xs, int n, float *const *y);
+void aff__mxfp4_scalar(const aff_expert_mat *m, int rows, int cols, int r0, int r1, const int8_t *const *xq,
+                       const float *const *xs, int n, float *const *y);
+/* Row r of an expert matrix [rows][cols] as float32. */
+void aff__expert_row(const aff_expert_shape *shape, const aff_expert_mat *m, int rows, int cols, int r, float *out);
+float aff__dot_scalar(const float *a, const float *b, int n);
+void aff__axpy_scalar(float *y, float a, const float *x, int n);
+void aff__scale_scalar(float *y, float a, int n);
+void aff__round_bf16_scalar(const float *x, float *y, int n);
+void aff__attend_scalar(const float *q, int heads, int D, const float *const *key, int n, const float *sink,
+                        float scale, float *o);
+void aff__index_scores_scalar(const float *iq, const float *w, int heads, int D, const float *ik, int64_t ld_ik, int n,
+                              float *score);
+void aff__swiglu_scalar(float *g, const float *u, float weight, float limit, int n);
+float aff__quantise_scalar(const float *x, int n, int8_t *q);
+#endif

@@ -1,0 +1,62 @@
+/* kernels.h - the CPU's inner loops: matrix products, routed experts, attention. Each has a scalar form that reads like its
+ * definition here, and AVX2 / AVX-512 forms that give the same bits; aff__cpu_level() chooses at each call.
+ *
+ * Definition of a dense product y[r] = sum_k W[r][k] x[k] (promise 0). K is dealt to 16 lanes, lane i taking k = i mod 16.
+ *   F32, BF16: each lane is one chain acc = fmaf(w, x, acc) from zero in ascending k.
+ *   FP8: K is cut at the tile edges (128 or 32 columns). Inside a cut a lane's partial is such a chain over the E4M3 values; then
+ *        acc = fmaf(partial, scale, acc) per lane, cuts in ascending order.
+ * At the end the lanes fold in a fixed tree: a[i] += a[i+8], then +4, +2, +1. Columns past the last multiple of 16 go to lanes
+ * 0.. as usual. In `fast` x is rounded to bf16 (nearest even) first, except for `wide` weights; weights are exact in every mode.
+ * So a row's result does not depend on the number of rows, threads or the instruction set. "The same bits" means the same value
+ * and sign of zero; which NaN comes out where a NaN goes in is left open. */
+#ifndef AFF_BACKEND_CPU_KERNELS_H
+#define AFF_BACKEND_CPU_KERNELS_H
+#include "backend/types.h"
+#include "base/threads.h"
+
+/* y[t*ldy + r] for T rows x[t*ldx .. +cols). Work is split over the pool (NULL allowed). Needs no scratch from the caller and
+ * cannot fail: `fast` makes a rounded copy of x and, without memory for it, rounds on the way. y must not overlap x. */
+void aff__cpu_matmul(aff_pool *pool, const aff_weight *w, aff_numerics num, const float *x, int64_t ldx, int T, float *y, int64_t ldy);
+
+/* Block-diagonal product for wo_a: w is [groups*out][in]; y[t][g*out + r] = W[g*out + r] . x[t*ldx + g*in ...]. */
+void aff__cpu_matmul_grouped(aff_pool *pool, const aff_weight *w, aff_numerics num, int groups, const float *x, int64_t ldx, int T, float *y, int64_t ldy);
+
+/* Lane-wise vector primitives, 16-lane definition as above. */
+float aff__cpu_dot(const float *a, const float *b, int n);        /* lanes of fmaf chains, folded */
+float aff__cpu_sumsq(const float *a, int n);
+void aff__cpu_axpy(float *y, float a, const float *x, int n);     /* y = fmaf(a, x, y), elementwise */
+void aff__cpu_scale(float *y, float a, int n);                    /* y *= a */
+
+/* Attention of one query position (spec 7.5, promise 0). q[heads][D], key j is the row key[j][D] (also the value), j = 0..n-1 in
+ * the order given (window ascending, then selected ascending). Cut every 64 keys from the start; each cut gives per head
+ * m = max s, z = sum exp(s-m) in ascending order, v = sum exp(s-m) k in ascending order (v[d] = fmaf(p, k[d], v[d])). Cuts merge in ascending
+ * order into a running (M, Z, V) that starts from (sink, 1, 0): M' = max(M, m); a = exp(M-M'), b = exp(m-M');
+ * Z = fmaf(Z, a, z*b); V[d] = fmaf(V[d], a, v[d]*b). o = V / Z. scores s = dot(q, k) * scale. n may be 0 (o = 0). */
+void aff__cpu_attend(const float *q, int heads, int D, const float *const *key, int n, const float *sink, float scale, float *o);
+
+/* Index scores of one query (spec 7.4): score[g] = sum_h w[h] * max(0, dot(iq[h], ik[g])), h ascending, fmaf. */
+void aff__cpu_index_scores(const float *iq, const float *w, int heads, int D, const float *ik, int64_t ld_ik, int n, float *score);
+
+/* The top k of score[0..n) as ascending indices; ties go to the lower index; n <= k selects all. Returns the count. NaN counts
+ * as the lowest value. scratch: n ints. */
+int aff__cpu_topk(const float *score, int n, int k, int *sel, int *scratch);
+
+/* Routed experts: for every plan entry y[row][rank][hidden] = down . (weight * silu(gate.x) * up.x), unsummed (spec 8).
+ *   math, sim: weights decoded to float32, products by the dense F32 definition, float32 activations.
+ *   fast: exact integers (design 5). x is quantised once per row to int8 per 128 columns: amax over the group, scale s = amax/127
+ *     (float32), q = rint(x * (127/amax)) to nearest even, clamped to +-127. amax < 2^-100 gives s = 0, q = 0 (127/amax could
+ *     overflow); an infinity or NaN in the group gives s = NaN, q = 0, so that it is not hidden. Group of a tail shorter than
+ *     128 columns is that tail.
+ *     AFF_Q2P875G: int32 partial over 16 columns of table value (2^-9 units, signed, rotated) times q, shifted left by e, summed in
+ *       int32 inside 128 columns; then acc = fmaf((float)sum, s, acc), groups ascending; y = (acc * 2^-9) * row_scale.
+ *     AFF_MXFP4: int32 partial over 32 columns of 2*e2m1 times q; acc = fmaf((float)sum, s * 2^(b-128), acc), blocks ascending (b = 255 is NaN).
+ * In every mode h = weight * ((a * sigmoid(a)) * b) in float32 with a = min(gate, limit), b = clamp(up, +-limit); in `fast` it is
+ * quantised the same way in front of down. hidden and inter are multiples of 64 (AFF_MXFP4: 32).
+ * T rows of x [T][ldx]; y is [T][K][hidden] (K = picks per row); places without an entry are left alone. Work is spread over the pool.
+ * Errors: AFF_E_INVALID (widths, plan out of range), AFF_E_UNSUPPORTED (dtype), AFF_E_NOMEM. */
+typedef struct aff_moe_scratch aff_moe_scratch; /* grows as needed, reused between calls */
+aff_status aff__moe_scratch_create(aff_moe_scratch **out, int threads, aff_error *err); /* threads: of the pool to come */
+void aff__moe_scratch_free(aff_moe_scratch *s);
+aff_status aff__cpu_experts(aff_pool *pool, aff_moe_scratch *s, const aff_expert_shape *shape, aff_numerics num, const aff_moe_plan *plan,
+                            const float *x, int64_t ldx, int T, int K, float *y, aff_error *err);
+#endif

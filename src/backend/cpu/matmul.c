@@ -1,0 +1,100 @@
+/* matmul.c - dense products: rounding of the activations, and the split of the work into tasks of some rows by some
+ * tokens. A task computes whole results, so the split changes nothing. */
+#include "backend/cpu/kernels.h"
+#include "backend/cpu/inner_scalar.h"
+#include "base/mem.h"
+#include "quant/numbers.h"
+#include <stdlib.h>
+
+enum {
+    TASK_WEIGHTS = 1 << 16, /* a task's weights: enough to hide the pool's cost, small enough to share out */
+    ALONE = 1 << 15         /* multiplications below which waking the pool costs more than it saves */
+};
+
+typedef struct job {
+    const aff_weight *w;
+    const aff__cpu_inner *in;
+    int group_rows; /* rows that share one slice of x */
+    const float *x;
+    int64_t ldx;
+    int T;
+    float *y;
+    int64_t ldy;
+    int block, blocks; /* rows of a task, tasks per group */
+    int groups;
+    bool round;  /* x is to be rounded on the way */
+    float *copy; /* where round_task puts its rows [T][groups * cols] */
+} job;
+
+static void round_task(void *ctx, int64_t t, int thread)
+{
+    (void)thread;
+    const job *j = ctx;
+    int width = j->groups * j->w->cols;
+    j->in->round_bf16(j->x + t * j->ldx, j->copy + t * width, width);
+}
+
+static void run_task(void *ctx, int64_t task, int thread)
+{
+    (void)thread;
+    const job *j = ctx;
+    int per_pass = j->blocks * j->groups;
+    int t0 = (int)(task / per_pass) * AFF__ROWS_MAX, g = (int)(task % per_pass) / j->blocks;
+    int n = aff__min_int(AFF__ROWS_MAX, j->T - t0);
+    int r0 = (int)(task % j->blocks) * j->block, r1 = aff__min_int(r0 + j->block, j->group_rows);
+    r0 += g * j->group_rows, r1 += g * j->group_rows;
+    const float *x[AFF__ROWS_MAX];
+    float *y[AFF__ROWS_MAX];
+    for (int t = 0; t < n; t++) {
+        x[t] = j->x + (t0 + t) * j->ldx + (int64_t)g * j->w->cols;
+        y[t] = j->y + (t0 + t) * j->ldy + r0;
+    }
+    if (j->round)
+        aff__matmul_rounding(j->w, r0, r1, x, n, y);
+    else
+        j->in->matmul(j->w, r0, r1, x, n, y);
+}
+
+static void run_job(aff_pool *pool, job *j)
+{
+    int block = TASK_WEIGHTS / (j->w->cols > 0 ? j->w->cols : 1) / 8 * 8;
+    j->block = block < 8 ? 8 : aff__min_int(block, 256);
+    j->blocks = aff__ceil_div(j->group_rows, j->block);
+    if ((int64_t)j->w->rows * j->w->cols * j->T < ALONE) pool = NULL;
+    aff__pool_run(pool, run_task, j, (int64_t)j->blocks * j->groups * aff__ceil_div(j->T, AFF__ROWS_MAX));
+}
+
+void aff__cpu_matmul_grouped(aff_pool *pool, const aff_weight *w, aff_numerics num, int groups, const float *x,
+                             int64_t ldx, int T, float *y, int64_t ldy)
+{
+    if (w->rows <= 0 || groups <= 0 || T <= 0) return;
+    job j = {.w = w,
+             .in = aff__cpu_inner_now(),
+             .group_rows = w->rows / groups,
+             .groups = groups,
+             .x = x,
+             .ldx = ldx,
+             .T = T,
+             .y = y,
+             .ldy = ldy};
+    if (num != AFF_FAST || w->wide) {
+        run_job(pool, &j);
+        return;
+    }
+    /* One rounded copy for the whole call; without memory for it the scalar form rounds as it goes, to the same bits.
+     */
+    int width = groups * w->cols;
+    if (aff__realloc(&j.copy, (uint64_t)T * (uint64_t)width, sizeof *j.copy, "rounded activations", NULL) == AFF_OK) {
+        aff__pool_run((int64_t)T * width < ALONE ? NULL : pool, round_task, &j, T);
+        j.x = j.copy, j.ldx = width;
+    } else
+        j.round = true;
+    run_job(pool, &j);
+    free(j.copy);
+}
+
+void aff__cpu_matmul(aff_pool *pool, const aff_weight *w, aff_numerics num, const float *x, int64_t ldx, int T,
+                     float *y, int64_t ldy)
+{
+    aff__cpu_matmul_grouped(pool, w, num, 1, x, ldx, T, y, ldy);
+}

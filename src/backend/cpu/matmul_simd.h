@@ -1,0 +1,244 @@
+/* matmul_simd.h - dense products over simd16.h, included once per instruction set.
+ *
+ * Up to MM_FUSED activation rows: weights are decoded in registers and used at once (decoding a weight row again costs
+ * less than a round trip through memory). More rows: MM_ROWS weight rows are decoded one cut at a time into a buffer in
+ * L1 and multiplied with all activation rows, four by four, while the lanes of every (weight row, activation row) pair
+ * wait in memory. */
+#include "backend/cpu/simd16.h"
+
+#if defined(__AVX512F__)
+enum { MM_ROWS = 4, MM_COLS = 4 }; /* register tile: weight rows by activation rows */
+#else
+enum { MM_ROWS = 2, MM_COLS = 2 };
+#endif
+enum { MM_FUSED = MM_COLS, MM_CUT = 128 };
+
+/* What a weight row looks like to the inner loops. */
+typedef struct mm_row {
+    const uint8_t *data;  /* first element */
+    const uint8_t *scale; /* FP8: first E8M0 of the row's tiles */
+} mm_row;
+
+AFF__INLINE int mm_size(aff_dtype d)
+{
+    return d == AFF_F32 ? 4 : d == AFF_BF16 ? 2 : 1;
+}
+AFF__INLINE int mm_cut(aff_dtype d)
+{
+    return d == AFF_FP8_32 ? 32 : MM_CUT;
+}
+AFF__INLINE bool mm_scaled(aff_dtype d)
+{
+    return d == AFF_FP8 || d == AFF_FP8_32;
+}
+
+AFF__INLINE mm_row mm_row_at(const aff_weight *w, aff_dtype d, int r)
+{
+    mm_row row = {(const uint8_t *)w->data + (int64_t)r * w->cols * mm_size(d), NULL};
+    if (mm_scaled(d)) row.scale = w->scale + (int64_t)(r / mm_cut(d)) * aff__ceil_div(w->cols, mm_cut(d));
+    return row;
+}
+
+/* Columns k..k+31 of a row. */
+AFF__INLINE void mm_load32(aff_dtype d, const e4m3_decoder *dec, const uint8_t *row, int64_t k, v16 *a, v16 *b)
+{
+    const uint8_t *p = row + k * mm_size(d);
+    if (d == AFF_F32)
+        *a = v16_load((const float *)(const void *)p), *b = v16_load((const float *)(const void *)p + 16);
+    else if (d == AFF_BF16)
+        *a = v16_load_bf16((const uint16_t *)(const void *)p),
+        *b = v16_load_bf16((const uint16_t *)(const void *)p + 16);
+    else
+        e4m3_load32(dec, p, a, b);
+}
+
+/* The last n < 32 columns, through a copy padded with zeros. */
+AFF__INLINE void mm_load_tail(aff_dtype d, const e4m3_decoder *dec, const uint8_t *row, int64_t k, int n, v16 *a,
+                              v16 *b)
+{
+    _Alignas(64) uint8_t pad[32 * 4] = {0};
+    memcpy(pad, row + k * mm_size(d), (size_t)n * (size_t)mm_size(d));
+    mm_load32(d, dec, pad, 0, a, b);
+}
+
+AFF__INLINE int mm_clip16(int n)
+{
+    return n < 0 ? 0 : n > 16 ? 16 : n;
+}
+
+/* Asks for 32 columns. */
+AFF__INLINE void mm_prefetch(aff_dtype d, const uint8_t *p)
+{
+    for (int i = 0; i < 32 * mm_size(d); i += 64) _mm_prefetch((const char *)p + i, _MM_HINT_T0);
+}
+
+/* part[r][t] continues its chains over columns k0..k1. The bytes `ahead` of those in use (if not 0) are asked for: rows
+ * are about a page long, and hardware prefetch starts anew on each. */
+AFF__INLINE void mm_chain(aff_dtype d, const e4m3_decoder *dec, int R, int N, const mm_row *row, const float *const *x,
+                          int k0, int k1, int64_t ahead, v16 part[][MM_COLS])
+{
+    int k = k0;
+    v16 a[MM_ROWS], b[MM_ROWS];
+    for (; k + 32 <= k1; k += 32) {
+        for (int r = 0; r < R; r++) {
+            if (ahead) mm_prefetch(d, row[r].data + (int64_t)k * mm_size(d) + ahead);
+            mm_load32(d, dec, row[r].data, k, &a[r], &b[r]);
+        }
+        for (int t = 0; t < N; t++) {
+            v16 xa = v16_load(x[t] + k), xb = v16_load(x[t] + k + 16);
+            for (int r = 0; r < R; r++) part[r][t] = v16_fma(b[r], xb, v16_fma(a[r], xa, part[r][t]));
+        }
+    }
+    if (k == k1) return;
+    int na = mm_clip16(k1 - k), nb = mm_clip16(k1 - k - 16);
+    for (int r = 0; r < R; r++) mm_load_tail(d, dec, row[r].data, k, k1 - k, &a[r], &b[r]);
+    for (int t = 0; t < N; t++) {
+        v16 xa = v16_load_part(x[t] + k, na), xb = nb ? v16_load_part(x[t] + k + 16, nb) : v16_zero();
+        for (int r = 0; r < R; r++) part[r][t] = v16_fma_part(b[r], xb, v16_fma_part(a[r], xa, part[r][t], na), nb);
+    }
+}
+
+/* Distance of the next R rows, 0 if there are none. */
+AFF__INLINE int64_t mm_ahead(const aff_weight *w, aff_dtype d, int R, int r0)
+{
+    return r0 + 2 * R <= w->rows ? (int64_t)R * w->cols * mm_size(d) : 0;
+}
+
+/* R weight rows by N activation rows, everything in registers. */
+AFF__INLINE void mm_tile(const aff_weight *w, aff_dtype d, const e4m3_decoder *dec, int R, int N, int r0,
+                         const float *const *x, float *const *y, int at)
+{
+    mm_row row[MM_ROWS];
+    v16 acc[MM_ROWS][MM_COLS], part[MM_ROWS][MM_COLS];
+    int64_t ahead = mm_ahead(w, d, R, r0);
+    for (int r = 0; r < R; r++) {
+        row[r] = mm_row_at(w, d, r0 + r);
+        for (int t = 0; t < N; t++) acc[r][t] = v16_zero();
+    }
+    if (!mm_scaled(d))
+        mm_chain(d, dec, R, N, row, x, 0, w->cols, ahead, acc);
+    else
+        for (int k = 0; k < w->cols; k += mm_cut(d)) {
+            for (int r = 0; r < R; r++)
+                for (int t = 0; t < N; t++) part[r][t] = v16_zero();
+            mm_chain(d, dec, R, N, row, x, k, aff__min_int(w->cols, k + mm_cut(d)), ahead, part);
+            for (int r = 0; r < R; r++) {
+                v16 s = v16_set1(aff__e8m0_to_f32(row[r].scale[k / mm_cut(d)]));
+                for (int t = 0; t < N; t++) acc[r][t] = v16_fma(part[r][t], s, acc[r][t]);
+            }
+        }
+    for (int r = 0; r < R; r++)
+        for (int t = 0; t < N; t++) y[t][at + r] = v16_fold(acc[r][t]);
+}
+
+/* One cut of MM_ROWS decoded rows (columns k..k+n) against activation rows t0..t0+N, added to their lanes. */
+AFF__INLINE void mm_cut_tile(aff_dtype d, int N, const mm_row *buf, const float *scale, const float *const *x, int t0,
+                             int k, int n, v16 lanes[][AFF__ROWS_MAX])
+{
+    v16 part[MM_ROWS][MM_COLS];
+    const float *xk[MM_COLS];
+    for (int t = 0; t < N; t++) {
+        xk[t] = x[t0 + t] + k;
+        for (int r = 0; r < MM_ROWS; r++) part[r][t] = mm_scaled(d) ? v16_zero() : lanes[r][t0 + t];
+    }
+    mm_chain(AFF_F32, NULL, MM_ROWS, N, buf, xk, 0, n, 0, part);
+    for (int r = 0; r < MM_ROWS; r++)
+        for (int t = 0; t < N; t++)
+            lanes[r][t0 + t] = mm_scaled(d) ? v16_fma(part[r][t], v16_set1(scale[r]), lanes[r][t0 + t]) : part[r][t];
+}
+
+AFF__INLINE void mm_many(const aff_weight *w, aff_dtype d, const e4m3_decoder *dec, int r0, const float *const *x,
+                         int n, float *const *y, int at)
+{
+    v16 lanes[MM_ROWS][AFF__ROWS_MAX];
+    _Alignas(64) float buf[MM_ROWS][MM_CUT];
+    mm_row from[MM_ROWS], decoded[MM_ROWS];
+    float scale[MM_ROWS] = {0};
+    int64_t ahead = mm_ahead(w, d, MM_ROWS, r0);
+    for (int r = 0; r < MM_ROWS; r++) {
+        from[r] = mm_row_at(w, d, r0 + r);
+        for (int t = 0; t < n; t++) lanes[r][t] = v16_zero();
+    }
+    for (int k0 = 0; k0 < w->cols; k0 += mm_cut(d)) {
+        int k1 = aff__min_int(w->cols, k0 + mm_cut(d));
+        for (int r = 0; r < MM_ROWS; r++) {
+            decoded[r].data = d == AFF_F32 ? from[r].data + (int64_t)k0 * 4 : (const uint8_t *)buf[r];
+            if (mm_scaled(d)) scale[r] = aff__e8m0_to_f32(from[r].scale[k0 / mm_cut(d)]);
+            for (int k = k0; k < k1; k += 32) {
+                v16 a, b;
+                if (ahead) mm_prefetch(d, from[r].data + (int64_t)k * mm_size(d) + ahead);
+                if (d == AFF_F32) continue;
+                if (k + 32 <= k1)
+                    mm_load32(d, dec, from[r].data, k, &a, &b);
+                else
+                    mm_load_tail(d, dec, from[r].data, k, k1 - k, &a, &b);
+                v16_store(buf[r] + (k - k0), a), v16_store(buf[r] + (k - k0) + 16, b);
+            }
+        }
+        int t = 0;
+        for (; t + MM_COLS <= n; t += MM_COLS) mm_cut_tile(d, MM_COLS, decoded, scale, x, t, k0, k1 - k0, lanes);
+        for (; t < n; t++) mm_cut_tile(d, 1, decoded, scale, x, t, k0, k1 - k0, lanes);
+    }
+    for (int r = 0; r < MM_ROWS; r++)
+        for (int t = 0; t < n; t++) y[t][at + r] = v16_fold(lanes[r][t]);
+}
+
+/* R weight rows against n <= MM_FUSED activation rows. */
+AFF__INLINE void mm_few(const aff_weight *w, aff_dtype d, const e4m3_decoder *dec, int R, int r0, const float *const *x,
+                        int n, float *const *y, int at)
+{
+    if (n == 1)
+        mm_tile(w, d, dec, R, 1, r0, x, y, at);
+    else if (n == 2)
+        mm_tile(w, d, dec, R, 2, r0, x, y, at);
+#if defined(__AVX512F__)
+    else if (n == 3)
+        mm_tile(w, d, dec, R, 3, r0, x, y, at);
+    else
+        mm_tile(w, d, dec, R, 4, r0, x, y, at);
+#endif
+}
+
+AFF__INLINE void mm_all(const aff_weight *w, aff_dtype d, int r0, int r1, const float *const *x, int n, float *const *y)
+{
+    e4m3_decoder dec = e4m3_setup();
+    int r = r0;
+    for (; r + MM_ROWS <= r1; r += MM_ROWS) {
+        if (n <= MM_FUSED)
+            mm_few(w, d, &dec, MM_ROWS, r, x, n, y, r - r0);
+        else
+            mm_many(w, d, &dec, r, x, n, y, r - r0);
+    }
+    for (; r < r1; r++)
+        for (int t = 0; t < n; t += MM_FUSED)
+            mm_few(w, d, &dec, 1, r, x + t, aff__min_int(MM_FUSED, n - t), y + t, r - r0);
+}
+
+static void mm_f32(const aff_weight *w, int r0, int r1, const float *const *x, int n, float *const *y)
+{
+    mm_all(w, AFF_F32, r0, r1, x, n, y);
+}
+static void mm_bf16(const aff_weight *w, int r0, int r1, const float *const *x, int n, float *const *y)
+{
+    mm_all(w, AFF_BF16, r0, r1, x, n, y);
+}
+static void mm_fp8(const aff_weight *w, int r0, int r1, const float *const *x, int n, float *const *y)
+{
+    mm_all(w, AFF_FP8, r0, r1, x, n, y);
+}
+static void mm_fp8_32(const aff_weight *w, int r0, int r1, const float *const *x, int n, float *const *y)
+{
+    mm_all(w, AFF_FP8_32, r0, r1, x, n, y);
+}
+
+static void matmul_simd(const aff_weight *w, int r0, int r1, const float *const *x, int n, float *const *y)
+{
+    if (w->dtype == AFF_F32)
+        mm_f32(w, r0, r1, x, n, y);
+    else if (w->dtype == AFF_BF16)
+        mm_bf16(w, r0, r1, x, n, y);
+    else if (w->dtype == AFF_FP8)
+        mm_fp8(w, r0, r1, x, n, y);
+    else
+        mm_fp8_32(w, r0, r1, x, n, y);
+}

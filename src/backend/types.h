@@ -1,0 +1,88 @@
+/* types.h - the operands that model code hands to a backend: matrices, experts and plans over them. */
+#ifndef AFF_BACKEND_TYPES_H
+#define AFF_BACKEND_TYPES_H
+#include "affinity.h" /* aff_numerics */
+#include "format/dtype.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { AFF_MAX_HC = 8 }; /* streams of the hyper-connections */
+
+/* How router logits become scores (spec model-v4 8). */
+typedef enum aff_scoring { AFF_SQRTSOFTPLUS, AFF_SIGMOID, AFF_SOFTMAX } aff_scoring;
+
+/* A dense matrix, row-major [rows][cols]; y = W x. */
+typedef struct aff_weight {
+    aff_dtype dtype; /* AFF_F32, AFF_BF16, AFF_FP8 (128x128 tiles) or AFF_FP8_32 (32x32 tiles) */
+    int rows, cols;
+    const void *data;     /* aligned to the element size */
+    const uint8_t *scale; /* FP8: E8M0 [ceil(rows/tile)][ceil(cols/tile)] */
+    bool wide;            /* activations stay float32 in `fast` too (router, hyper-connections) */
+} aff_weight;
+
+/* One matrix of a routed expert. dtype AFF_Q2P875G: codes [cols/64][rows][20], fields [cols/64][rows][3], rscale bf16 [rows].
+ * dtype AFF_MXFP4: codes [rows][cols/2], fields = E8M0 [rows][cols/32], rscale unused. */
+typedef struct aff_expert_mat {
+    const uint8_t *codes, *fields, *rscale;
+} aff_expert_mat;
+
+typedef struct aff_expert {
+    aff_expert_mat gate, up, down; /* gate, up [inter][hidden]; down [hidden][inter] */
+} aff_expert;
+
+/* What all experts of a model share. */
+typedef struct aff_expert_shape {
+    aff_dtype dtype; /* AFF_Q2P875G or AFF_MXFP4 */
+    int hidden, inter;
+    float swiglu_limit;                /* <= 0: no clamp */
+    const int16_t (*table)[1024][4];   /* AFF_Q2P875G: [2 variants][1024][4] in units of 2^-9 */
+} aff_expert_shape;
+
+/* One expert's share of a batch: entries [first, first+count) of the plan's arrays. */
+typedef struct aff_moe_tile {
+    aff_expert expert;
+    int id;
+    int first, count;
+} aff_moe_tile;
+
+/* The router's choice for T rows as work on experts: tiles in ascending expert id, rows ascending inside a tile. */
+typedef struct aff_moe_plan {
+    int n_tiles, n_entries;
+    const aff_moe_tile *tile;
+    const int *row;      /* [n_entries] row of x */
+    const int *rank;     /* [n_entries] place of this expert among the row's picks in ascending id, 0..K-1 */
+    const float *weight; /* [n_entries] router weight, scaling factor included */
+} aff_moe_plan;
+
+/* One layer's share of a sequence's attention state (spec model-v4 10.1). Rings hold position p in slot p mod size. */
+typedef struct aff_layer_state {
+    float *raw; /* [raw_size][head_dim] KV rows */
+    int raw_size;
+    float *comp;             /* [g][head_dim] compressed rows, g = group; NULL for ratio 0 */
+    float *hist_c, *hist_z;  /* [hist_size][coff*head_dim] projections; z with ape already added */
+    float *ikey;             /* [g][index_dim] indexer keys; NULL unless ratio 4 */
+    float *ihist_c, *ihist_z; /* [hist_size][2*index_dim] */
+    int hist_size;
+} aff_layer_state;
+
+/* The rows of a pass. Rows of one sequence are adjacent and in ascending position. */
+typedef struct aff_rowset {
+    int n;
+    const int64_t *pos;             /* [n] absolute position */
+    const int *first;               /* [n] first row of this pass that belongs to the same sequence */
+    aff_layer_state *const *state;  /* [n] the layer's state of the row's sequence */
+} aff_rowset;
+
+/* The keys of one query in the order of promise 0: ring rows lo .. lo+n_raw-1, then compressed rows, then extra rows. */
+typedef struct aff_keyset {
+    const float *raw;
+    int raw_size;
+    int64_t lo;
+    int n_raw;
+    const float *comp;
+    const int *sel; /* [n_comp] ascending groups; NULL: groups 0 .. n_comp-1 */
+    int n_comp;
+    const float *extra; /* [n_extra][head_dim]: a draft block's own rows */
+    int n_extra;
+} aff_keyset;
+#endif

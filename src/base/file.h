@@ -1,0 +1,33 @@
+/* file.h - whole-file reads, read-only maps, and outputs that appear complete or not at all. */
+#ifndef AFF_BASE_FILE_H
+#define AFF_BASE_FILE_H
+#include "base/status.h"
+
+/* A read-only shared mapping of a regular file. data is NULL when size is 0. */
+typedef struct aff_map {
+    const uint8_t *data;
+    uint64_t size;
+} aff_map;
+aff_status aff__map_open(aff_map *m, const char *path, aff_error *err);
+void aff__map_close(aff_map *m);
+
+/* Reads all of `path` (a file, a pipe or "-" for standard input) into a malloc'ed buffer with a NUL after the last byte;
+ * more than `limit` bytes is an error. */
+aff_status aff__read_file(const char *path, uint64_t limit, char **data, size_t *size, aff_error *err);
+
+/* An output file under a temporary name beside `path`. Write through fd (pwrite), then commit (fsync, rename, fsync of the
+ * folder) or abort (close, unlink). Either call frees what the struct holds. */
+typedef struct aff_outfile {
+    int fd;
+    char *path, *tmp;
+} aff_outfile;
+aff_status aff__out_open(aff_outfile *o, const char *path, aff_error *err);
+aff_status aff__out_commit(aff_outfile *o, aff_error *err);
+void aff__out_abort(aff_outfile *o);
+/* pwrite of all n bytes at off. */
+aff_status aff__out_write(aff_outfile *o, const void *data, uint64_t n, uint64_t off, aff_error *err);
+
+bool aff__is_dir(const char *path);
+/* "dir/name" into buf; an error if it does not fit. */
+aff_status aff__path_join(char *buf, size_t cap, const char *dir, const char *name, aff_error *err);
+#endif

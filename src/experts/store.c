@@ -1,0 +1,190 @@
+#include "experts/store.h"
+#include "base/mem.h"
+#include "quant/codebook.h"
+#include "quant/expert.h"
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct aff_experts {
+    aff_expert_shape shape;
+    int layers, experts;
+    aff_expert *expert; /* [layers*experts]; a row-major expert has codes NULL until its first use */
+    /* Row-major files only. */
+    const aff_container *container;
+    uint8_t **copy; /* [layers*experts] permuted records, or NULL */
+    pthread_mutex_t lock;
+    int16_t (*table)[1024][4];
+};
+
+static aff_status create(aff_experts **out, int layers, int experts, int hidden, int inter, aff_dtype dtype, aff_error *err)
+{
+    aff_experts *s;
+    AFF_TRY(aff__calloc(&s, 1, sizeof *s, "expert store", err));
+    s->layers = layers;
+    s->experts = experts;
+    s->shape = (aff_expert_shape){.dtype = dtype, .hidden = hidden, .inter = inter};
+    pthread_mutex_init(&s->lock, NULL);
+    aff_status st = aff__calloc(&s->expert, (uint64_t)layers * (uint64_t)experts, sizeof *s->expert, "expert store", err);
+    if (st != AFF_OK) {
+        aff__experts_free(s);
+        return st;
+    }
+    *out = s;
+    return AFF_OK;
+}
+
+void aff__experts_free(aff_experts *s)
+{
+    if (!s) return;
+    for (int i = 0; s->copy && i < s->layers * s->experts; i++) free(s->copy[i]);
+    free(s->copy);
+    free(s->expert);
+    free(s->table);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+aff_expert_shape aff__experts_shape(const aff_experts *s) { return s->shape; }
+
+static aff_expert_mat planes(const aff_matdesc *m, const uint8_t *record)
+{
+    return (aff_expert_mat){record + m->data_off, record + m->scale_off, record + m->rscale_off};
+}
+
+static aff_expert in_record(const aff_clayer *l, const uint8_t *record)
+{
+    return (aff_expert){planes(&l->gate, record), planes(&l->up, record), planes(&l->down, record)};
+}
+
+static aff_status check_layers(const aff_container *c, int layers, int experts, int hidden, int inter, aff_error *err)
+{
+    const char *path = aff__container_path(c);
+    if ((uint32_t)layers > aff__container_layers(c))
+        return aff__fail(err, AFF_E_FORMAT, "%s: %u expert layers, the model has %d", path, aff__container_layers(c), layers);
+    const uint32_t dtype = aff__container_layer(c, 0)->gate.quant;
+    if (dtype != AFF_Q2P875Q4 && dtype != AFF_Q2P875G && dtype != AFF_MXFP4) {
+        const aff_dtype_info *d = aff__dtype_info(dtype);
+        return aff__fail(err, AFF_E_UNSUPPORTED, "%s: experts are %s (dtype %u); this version computes q2p875q4, q2p875g and mxfp4", path,
+                         d ? d->name : "unknown", dtype);
+    }
+    for (int l = 0; l < layers; l++) {
+        const aff_clayer *y = aff__container_layer(c, (uint32_t)l);
+        if (y->n_experts != (uint32_t)experts)
+            return aff__fail(err, AFF_E_FORMAT, "%s: layer %d: expected %d experts, got %u", path, l, experts, y->n_experts);
+        if (y->gate.rows != (uint64_t)inter || y->gate.cols != (uint64_t)hidden)
+            return aff__fail(err, AFF_E_FORMAT, "%s: layer %d: expected experts of %d x %d, got %llu x %llu", path, l, inter, hidden,
+                             (unsigned long long)y->gate.rows, (unsigned long long)y->gate.cols);
+        if (y->gate.quant != dtype)
+            return aff__fail(err, AFF_E_FORMAT, "%s: layer %d: experts of dtype %u, layer 0 has %u", path, l, y->gate.quant, dtype);
+    }
+    return AFF_OK;
+}
+
+aff_status aff__experts_from_container(aff_experts **out, const aff_container *c, int layers, int experts, int hidden, int inter, const uint8_t *codebook,
+                                       aff_error *err)
+{
+    AFF_TRY(check_layers(c, layers, experts, hidden, inter, err));
+    const aff_dtype stored = (aff_dtype)aff__container_layer(c, 0)->gate.quant;
+    aff_experts *s;
+    AFF_TRY(create(&s, layers, experts, hidden, inter, stored == AFF_MXFP4 ? AFF_MXFP4 : AFF_Q2P875G, err));
+    aff_status st = AFF_OK;
+    if (stored != AFF_MXFP4) {
+        st = codebook ? aff__calloc(&s->table, 2, sizeof *s->table, "codebook", err)
+                      : aff__fail(err, AFF_E_FORMAT, "%s: tensor '__codebook' is missing", aff__container_path(c));
+        if (st == AFF_OK) aff__codebook_ints(codebook, s->table);
+        s->shape.table = (const int16_t(*)[1024][4])s->table;
+    }
+    if (st == AFF_OK && stored == AFF_Q2P875Q4) {
+        s->container = c;
+        st = aff__calloc(&s->copy, (uint64_t)layers * (uint64_t)experts, sizeof *s->copy, "expert store", err);
+    } else if (st == AFF_OK) {
+        for (int l = 0; l < layers; l++)
+            for (int e = 0; e < experts; e++)
+                s->expert[l * experts + e] = in_record(aff__container_layer(c, (uint32_t)l), aff__container_expert(c, (uint32_t)l, (uint32_t)e));
+    }
+    if (st != AFF_OK) {
+        aff__experts_free(s);
+        return st;
+    }
+    *out = s;
+    return AFF_OK;
+}
+
+/* One plane of a checkpoint's expert. */
+static aff_status plane(const aff_ckpt *c, const char *name, aff_st_dtype a, aff_st_dtype b, int rows, int cols, const uint8_t **out, aff_error *err)
+{
+    const aff_st_tensor *t = aff__ckpt_find(c, name);
+    if (!t) return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s' is missing", aff__ckpt_dir(c), name);
+    if (t->dtype != a && t->dtype != b)
+        return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s': expected %s, got %s", aff__ckpt_dir(c), name, aff__st_dtype_name(a), aff__st_dtype_name(t->dtype));
+    if (t->ndim != 2 || t->shape[0] != (uint64_t)rows || t->shape[1] != (uint64_t)cols)
+        return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s': expected shape [%d, %d], got %llu bytes in %d dimensions", aff__ckpt_dir(c), name, rows, cols,
+                         (unsigned long long)t->size, t->ndim);
+    *out = t->data;
+    return AFF_OK;
+}
+
+static aff_status checkpoint_mat(const aff_ckpt *c, const char *stem, int rows, int cols, aff_expert_mat *m, aff_error *err)
+{
+    char name[256];
+    snprintf(name, sizeof name, "%s.weight", stem);
+    AFF_TRY(plane(c, name, AFF_ST_I8, AFF_ST_U8, rows, cols / 2, &m->codes, err));
+    snprintf(name, sizeof name, "%s.scale", stem);
+    return plane(c, name, AFF_ST_F8_E8M0, AFF_ST_U8, rows, cols / 32, &m->fields, err);
+}
+
+static aff_status bind_checkpoint(aff_experts *s, const aff_ckpt *c, const char *prefix, aff_error *err)
+{
+    const int H = s->shape.hidden, I = s->shape.inter;
+    if (H % 32 || I % 32)
+        return aff__fail(err, AFF_E_UNSUPPORTED, "%s: experts of %d x %d: FP4 needs multiples of 32", aff__ckpt_dir(c), I, H);
+    for (int i = 0; i < s->layers * s->experts; i++) {
+        char stem[128];
+        const int l = i / s->experts, e = i % s->experts;
+        snprintf(stem, sizeof stem, "%s%d.ffn.experts.%d.w1", prefix, l, e);
+        AFF_TRY(checkpoint_mat(c, stem, I, H, &s->expert[i].gate, err));
+        snprintf(stem, sizeof stem, "%s%d.ffn.experts.%d.w3", prefix, l, e);
+        AFF_TRY(checkpoint_mat(c, stem, I, H, &s->expert[i].up, err));
+        snprintf(stem, sizeof stem, "%s%d.ffn.experts.%d.w2", prefix, l, e);
+        AFF_TRY(checkpoint_mat(c, stem, H, I, &s->expert[i].down, err));
+    }
+    return AFF_OK;
+}
+
+aff_status aff__experts_from_checkpoint(aff_experts **out, const aff_ckpt *c, const char *prefix, int layers, int experts, int hidden, int inter,
+                                        aff_error *err)
+{
+    aff_experts *s;
+    AFF_TRY(create(&s, layers, experts, hidden, inter, AFF_MXFP4, err));
+    aff_status st = bind_checkpoint(s, c, prefix, err);
+    if (st != AFF_OK) {
+        aff__experts_free(s);
+        return st;
+    }
+    *out = s;
+    return AFF_OK;
+}
+
+aff_status aff__experts_get(aff_experts *s, int layer, int e, aff_expert *out, aff_error *err)
+{
+    const int i = layer * s->experts + e;
+    aff_status st = AFF_OK;
+    if (s->copy) {
+        pthread_mutex_lock(&s->lock);
+        if (!s->copy[i]) {
+            const aff_clayer *l = aff__container_layer(s->container, (uint32_t)layer);
+            uint8_t *copy = NULL;
+            st = aff__calloc(&copy, 1, l->stride, "expert", err);
+            if (st == AFF_OK) {
+                aff__expert_record_permute(l, copy, aff__container_expert(s->container, (uint32_t)layer, (uint32_t)e), true);
+                s->copy[i] = copy;
+                s->expert[i] = in_record(l, copy);
+            }
+        }
+        pthread_mutex_unlock(&s->lock);
+    }
+    *out = s->expert[i];
+    return st;
+}

@@ -1,0 +1,25 @@
+/* store.h - where the routed experts of a model lie, and in which layout kernels see them (design 2: one layout).
+ *
+ * This version keeps experts in host memory: in the file's mapping when the file has the kernels' layout (container dtypes 34 and
+ * 40, checkpoints), in a permuted copy made at first use when it is row-major (dtype 33). */
+#ifndef AFF_EXPERTS_STORE_H
+#define AFF_EXPERTS_STORE_H
+#include "backend/types.h"
+#include "format/container.h"
+#include "format/safetensors.h"
+
+typedef struct aff_experts aff_experts;
+
+/* Layers of a container; it must outlive the store. All layers must have one dtype, shape and the `experts` count given;
+ * codebook: the 8192 bytes of `__codebook` (needed for 33 and 34). */
+aff_status aff__experts_from_container(aff_experts **out, const aff_container *c, int layers, int experts, int hidden, int inter, const uint8_t *codebook,
+                                       aff_error *err);
+/* "PREFIX<l>.ffn.experts.<e>.{w1,w3,w2}.{weight,scale}" of a checkpoint. */
+aff_status aff__experts_from_checkpoint(aff_experts **out, const aff_ckpt *c, const char *prefix, int layers, int experts, int hidden, int inter,
+                                        aff_error *err);
+void aff__experts_free(aff_experts *s);
+/* Shape for the kernels; swiglu_limit is the caller's to set. */
+aff_expert_shape aff__experts_shape(const aff_experts *s);
+/* Addresses of expert e of layer l, valid as long as the store. Thread safe. */
+aff_status aff__experts_get(aff_experts *s, int layer, int e, aff_expert *out, aff_error *err);
+#endif

@@ -1,0 +1,52 @@
+/* forward.h - one pass of the network over a batch of rows, and the drafts. */
+#ifndef AFF_MODEL_FORWARD_H
+#define AFF_MODEL_FORWARD_H
+#include "model/net.h"
+#include "state/seq.h"
+
+/* Working memory of passes over one network: scratch planes and the thread pool. One thread at a time. */
+typedef struct aff_runner aff_runner;
+aff_status aff__runner_create(aff_runner **out, const aff_net *net, int threads, aff_error *err); /* threads <= 0: one per CPU */
+void aff__runner_free(aff_runner *r);
+
+/* Watches intermediate tensors (tests): called once per named tensor with rows x width float32 (or int32 for ids). */
+typedef void (*aff_trace_fn)(void *ctx, const char *what, int layer, int row0, const void *data, int rows, int width);
+
+typedef struct aff_batch {
+    int n;             /* rows, any number: passes of at most AFF_MAX_CHUNK are made inside */
+    const int32_t *id; /* [n] token ids */
+    aff_seq *seq;      /* rows are its positions pos .. pos+n-1 */
+    int64_t want_from; /* logits for rows want_from .. n-1 (n-1: the last only; n: none; 0: all) */
+    float *logits;     /* [n - want_from][vocab] */
+    aff_trace_fn trace;
+    void *trace_ctx;
+} aff_batch;
+
+/* Runs the rows and commits them: the sequence's position advances by n, and the draft, if loaded, is seeded with their taps.
+ * After any error (ids out of range, positions beyond the capacity, no memory) the sequence is as it was before the call. */
+aff_status aff__forward(aff_runner *r, const aff_batch *b, aff_error *err);
+
+/* One pass over rows of several sequences, each in at most one of the batches; at most AFF_MAX_CHUNK rows in all. A row's result is
+ * the same as in a pass of its own. Trace is that of batch 0 (rows of the whole pass). After an error every sequence is as it was. */
+aff_status aff__forward_many(aff_runner *r, const aff_batch *b, int count, aff_error *err);
+
+/* DSpark (spec 13.2): proposes B = draft_block tokens for positions P+1.. after the decided token id0 at position P = pos. conf[b] is
+ * the confidence logit (NULL allowed), logits [B][vocab] after the Markov bias (NULL allowed). Changes no committed state. */
+aff_status aff__draft_block(aff_runner *r, aff_seq *seq, int32_t id0, int32_t *ids, float *conf, float *logits, aff_trace_fn trace, void *trace_ctx,
+                            aff_error *err);
+
+/* The same for up to AFF_MAX_DRAFTS sequences in one pass. */
+enum { AFF_MAX_DRAFTS = 16 };
+typedef struct aff_draft_request {
+    aff_seq *seq;
+    int32_t id0;
+    int32_t *ids;  /* [B] out */
+    float *conf;   /* [B] out, or NULL */
+    float *logits; /* [B][vocab] out, or NULL */
+} aff_draft_request;
+aff_status aff__draft_many(aff_runner *r, const aff_draft_request *d, int count, aff_trace_fn trace, void *trace_ctx, aff_error *err);
+
+/* MTP-1 (spec 13.1): after aff__forward of rows with ids id[0..n), next[i] the id that follows row i: logits [n][vocab] for the token
+ * after next. Uses up the streams of the last aff__forward call, which must have been those n (<= AFF_MAX_CHUNK) rows. */
+aff_status aff__draft_mtp1(aff_runner *r, aff_seq *seq, const int32_t *next, int n, float *logits, aff_error *err);
+#endif

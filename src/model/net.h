@@ -1,0 +1,30 @@
+/* net.h - a loaded network: configuration and bound weights of the trunk and, if there is one, of the draft.
+ * The source is a .aff container (with its draft companion) or a checkpoint folder in the release layout; after opening nothing
+ * depends on which. Weights stay in the mapping where they can. */
+#ifndef AFF_MODEL_NET_H
+#define AFF_MODEL_NET_H
+#include "backend/types.h"
+#include "base/threads.h"
+#include "model/config.h"
+
+typedef struct aff_net aff_net;
+
+typedef struct aff_net_options {
+    aff_numerics numerics;  /* zero-initialised: AFF_MATH; the programs' default is AFF_FAST */
+    int max_layers;         /* > 0: only the first layers (the text is not the model's) */
+    bool draft;             /* load the draft: mtp.* of a checkpoint, or the companion container */
+    const char *draft_path; /* NULL: the container's path with its last extension replaced by .dspark.aff */
+} aff_net_options;
+
+/* Opens `path`. Every tensor is checked for dtype and shape before it is bound; the error names tensor, expected and got. */
+aff_status aff__net_open(aff_net **out, const char *path, const aff_net_options *opt, aff_error *err);
+void aff__net_close(aff_net *n);
+const aff_config *aff__net_config(const aff_net *n);
+const char *aff__net_path(const aff_net *n);
+int aff__net_layers(const aff_net *n); /* trunk layers in force (max_layers applied) */
+
+typedef enum aff_draft_kind { AFF_DRAFT_NONE, AFF_DRAFT_DSPARK, AFF_DRAFT_MTP1 } aff_draft_kind;
+aff_draft_kind aff__net_draft(const aff_net *n);
+int aff__net_stages(const aff_net *n); /* draft stages loaded: 0 without a draft */
+aff_numerics aff__net_numerics(const aff_net *n);
+#endif

@@ -1,0 +1,30 @@
+/* quantize.h - from a checkpoint folder to a container (spec quantiser 1-3, 10, 11).
+ *
+ * The output is a pure function of the checkpoint, the codebook given and the options; not of threads, shard order or
+ * time. */
+#ifndef AFF_QUANT_QUANTIZE_H
+#define AFF_QUANT_QUANTIZE_H
+#include "base/status.h"
+
+typedef struct aff_quantize_options {
+    const char *src;      /* checkpoint folder */
+    const char *out;      /* container to write */
+    const char *codebook; /* container whose codebook is used; NULL: fit one */
+    int64_t layers;       /* only the first so many layers, 0: all. The result is for experiments, no model */
+    int threads;          /* 0: one per allowed CPU */
+    bool dspark;          /* the draft stages mtp.* into a companion; needs `codebook` unless mxfp4 */
+    bool mxfp4;           /* keep the experts' FP4 as it is */
+    bool cb_spread;       /* fit on experts of all layers; the default unless `compat` */
+    bool compat;          /* the earlier tool's file, byte for byte */
+    void *ctx;            /* of the three below, each of which may be NULL; called by one thread at a time */
+    void (*say)(void *ctx, const char *line);
+    void (*warn)(void *ctx, const char *line);
+    void (*progress)(void *ctx, uint64_t done, uint64_t total); /* checkpoint bytes */
+} aff_quantize_options;
+
+/* Combinations that make no sense (AFF_E_INVALID). aff__quantize checks them too. */
+aff_status aff__quantize_check(const aff_quantize_options *o, aff_error *err);
+
+/* Everything about the checkpoint is checked before the first byte is written; `out` appears complete or not at all. */
+aff_status aff__quantize(const aff_quantize_options *o, aff_error *err);
+#endif

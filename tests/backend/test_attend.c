@@ -1,0 +1,220 @@
+/* Attention, index scores, top-k: double precision and sorting as judges, and the same bits over instruction sets. */
+#include "support/test.h"
+#include "backend/kernel_random.h"
+#include "backend/cpu/kernels.h"
+#include "backend/mathfn.h"
+
+typedef struct problem {
+    int heads, D, n;
+    float scale, *q, *rows, *sink;
+    const float **key;
+} problem;
+
+static problem random_problem(int heads, int D, int n, float spread, uint64_t *seed)
+{
+    problem p = {heads,
+                 D,
+                 n,
+                 1.0f / sqrtf((float)D),
+                 floats((int64_t)heads * D, false, seed),
+                 floats((int64_t)(n + 5) * (D + 3), false, seed),
+                 floats(heads, false, seed),
+                 malloc((size_t)(n + 1) * sizeof(float *))};
+    assert_non_null(p.key);
+    for (int i = 0; i < heads * D; i++) p.q[i] *= spread;
+    for (int j = 0; j < n; j++) p.key[j] = p.rows + (int64_t)draw_int(seed, 0, n + 4) * (D + 3);
+    return p;
+}
+
+static void free_problem(problem *p)
+{
+    free(p->q), free(p->rows), free(p->sink), free((void *)(uintptr_t)p->key);
+}
+
+static void attention_agrees_with_double_precision(void **state)
+{
+    (void)state;
+    uint64_t seed = 21;
+    const int widths[] = {512, 64, 7, 130};
+    for (int round = 0; round < 32; round++) {
+        int D = widths[round % 4];
+        problem p = random_problem(draw_int(&seed, 1, 7), D, round % 8 == 0 ? round / 8 : draw_int(&seed, 1, 210),
+                                   round % 3 ? 3.0f : 60.0f, &seed);
+        float *o = floats((int64_t)p.heads * D, false, &seed);
+        double *s = malloc((size_t)(p.n + 1) * sizeof *s);
+        EACH_LEVEL(l)
+        {
+            aff__cpu_attend(p.q, p.heads, D, p.key, p.n, p.sink, p.scale, o);
+            for (int h = 0; h < p.heads; h++) {
+                double top = (double)p.sink[h], z;
+                for (int j = 0; j < p.n; j++) {
+                    s[j] = 0;
+                    for (int d = 0; d < D; d++) s[j] += (double)p.q[h * D + d] * (double)p.key[j][d];
+                    s[j] *= (double)p.scale;
+                    top = fmax(top, s[j]);
+                }
+                z = exp((double)p.sink[h] - top);
+                for (int j = 0; j < p.n; j++) z += s[j] = exp(s[j] - top);
+                for (int d = 0; d < D; d++) {
+                    double want = 0, got = (double)o[h * D + d];
+                    for (int j = 0; j < p.n; j++) want += s[j] * (double)p.key[j][d] / z;
+                    if (!(fabs(got - want) <= 2e-5)) fail_msg("D %d, n %d: %.9g, expected %.9g", D, p.n, got, want);
+                }
+            }
+        }
+        free(o), free(s), free_problem(&p);
+    }
+}
+
+/* kernels.h's words, one head and one element at a time. */
+static float defined_attention(const problem *p, int h, int d)
+{
+    float M = p->sink[h], Z = 1, V = 0;
+    for (int j0 = 0; j0 < p->n; j0 += 64) {
+        float s[64], m = -INFINITY, z = 0, v = 0;
+        int n = p->n - j0 < 64 ? p->n - j0 : 64;
+        for (int j = 0; j < n; j++) {
+            aff__cpu_cap(AFF_CPU_SCALAR);
+            s[j] = aff__cpu_dot(p->q + (int64_t)h * p->D, p->key[j0 + j], p->D) * p->scale;
+            m = fmaxf(m, s[j]);
+        }
+        for (int j = 0; j < n; j++) {
+            float e = aff__expf(s[j] - m);
+            z += e;
+            v = fmaf(e, p->key[j0 + j][d], v);
+        }
+        float top = fmaxf(M, m), a = aff__expf(M - top), b = aff__expf(m - top);
+        Z = fmaf(Z, a, z * b), V = fmaf(V, a, v * b), M = top;
+    }
+    return V / Z;
+}
+
+static void attention_has_the_defined_bits(void **state)
+{
+    (void)state;
+    uint64_t seed = 22;
+    for (int round = 0; round < 60; round++) {
+        int heads = draw_int(&seed, 1, 9), D = round % 4 ? draw_int(&seed, 1, 150) : 512;
+        problem p = random_problem(heads, D, round < 20 ? draw_int(&seed, 60, 70) : draw_int(&seed, 0, 150),
+                                   round % 3 ? 4.0f : 200.0f, &seed);
+        if (round % 11 == 7 && p.n) p.q[draw(&seed, (uint64_t)(heads * D))] = NAN;
+        if (round % 11 == 8) fill(p.q, heads * D, true, &seed);
+        float *o = floats((int64_t)heads * D, false, &seed), *want = floats((int64_t)heads * D, false, &seed);
+        aff__cpu_cap(AFF_CPU_SCALAR);
+        aff__cpu_attend(p.q, heads, D, p.key, p.n, p.sink, p.scale, want);
+        if (round % 11 < 7)
+            for (int i = 0; i < 5; i++) {
+                int h = draw_int(&seed, 0, heads - 1), d = draw_int(&seed, 0, D - 1);
+                float one = defined_attention(&p, h, d);
+                assert_int_equal(first_difference(want + h * D + d, &one, 1), -1);
+            }
+        EACH_LEVEL(l)
+        {
+            aff__cpu_attend(p.q, heads, D, p.key, p.n, p.sink, p.scale, o);
+            assert_int_equal(first_difference(o, want, (int64_t)heads * D), -1);
+            for (int h = 0; h < heads; h++) { /* a head alone */
+                aff__cpu_attend(p.q + h * D, 1, D, p.key, p.n, p.sink + h, p.scale, o);
+                assert_int_equal(first_difference(o, want + h * D, D), -1);
+            }
+        }
+        free(o), free(want), free_problem(&p);
+    }
+}
+
+static void index_scores_agree(void **state)
+{
+    (void)state;
+    uint64_t seed = 23;
+    for (int round = 0; round < 60; round++) {
+        int heads = round % 3 ? draw_int(&seed, 1, 20) : 64, D = round % 2 ? 128 : draw_int(&seed, 1, 200),
+            n = draw_int(&seed, 0, 23);
+        bool wild = round % 7 == 6;
+        int64_t ld = D + draw_int(&seed, 0, 4);
+        float *iq = floats((int64_t)heads * D, wild, &seed), *ik = floats(n * ld, wild, &seed),
+              *w = floats(heads, false, &seed);
+        float score[24], one;
+        EACH_LEVEL(l)
+        {
+            aff__cpu_index_scores(iq, w, heads, D, ik, ld, n, score);
+            for (int g = 0; g < n; g++) {
+                float s = 0;
+                double exact = 0, mag = 0;
+                for (int h = 0; h < heads; h++) {
+                    double dd = 0;
+                    for (int k = 0; k < D; k++) {
+                        double v = (double)iq[h * D + k] * (double)ik[g * ld + k];
+                        dd += v, mag += fabs(v * (double)w[h]);
+                    }
+                    exact += (double)w[h] * fmax(0.0, dd);
+                    float d = aff__cpu_dot(iq + h * D, ik + g * ld, D);
+                    s = fmaf(w[h], d > 0 ? d : 0.0f, s);
+                }
+                assert_int_equal(first_difference(score + g, &s, 1), -1);
+                if (!wild) assert_true(fabs((double)s - exact) <= 2e-6 * mag);
+                aff__cpu_index_scores(iq, w, heads, D, ik + g * ld, ld, 1, &one);
+                assert_int_equal(first_difference(&one, &s, 1), -1);
+            }
+        }
+        free(iq), free(ik), free(w);
+    }
+}
+
+typedef struct ranked {
+    float score;
+    int at;
+} ranked;
+
+static int by_rank(const void *pa, const void *pb)
+{
+    const ranked *a = pa, *b = pb;
+    bool na = isnan(a->score), nb = isnan(b->score);
+    if (na != nb) return na ? 1 : -1;
+    if (!na && a->score != b->score) return a->score > b->score ? -1 : 1;
+    return a->at - b->at;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    return *(const int *)a - *(const int *)b;
+}
+
+static void topk_agrees_with_sorting(void **state)
+{
+    (void)state;
+    uint64_t seed = 24;
+    enum { MAX = 3000 };
+    static float score[MAX];
+    static ranked r[MAX];
+    static int sel[MAX], want[MAX], scratch[MAX];
+    for (int round = 0; round < 400; round++) {
+        int n = draw_int(&seed, 0, round % 4 ? 60 : MAX), k = draw_int(&seed, 0, round % 2 ? 64 : n);
+        fill(score, n, round % 3 == 0, &seed);
+        for (int i = 0; i < n; i++) {
+            if (round % 3 == 1) score[i] = roundf(score[i] * 4); /* many ties, both zeros */
+            if (round % 5 == 4 && draw(&seed, 4) == 0)
+                score[i] = draw(&seed, 2) ? NAN : draw(&seed, 2) ? INFINITY : -INFINITY;
+            r[i] = (ranked){score[i], i};
+        }
+        qsort(r, (size_t)n, sizeof *r, by_rank);
+        int count = n < k ? n : k;
+        for (int i = 0; i < count; i++) want[i] = r[i].at;
+        qsort(want, (size_t)count, sizeof *want, by_value);
+        assert_int_equal(aff__cpu_topk(score, n, k, sel, scratch), count);
+        assert_memory_equal(sel, want, (size_t)count * sizeof *sel);
+    }
+    const float few[] = {1, 5, NAN, 5, -0.0f, 5, -INFINITY, 0};
+    assert_int_equal(aff__cpu_topk(few, 8, 2, sel, scratch), 2);
+    assert_true(sel[0] == 1 && sel[1] == 3);
+    assert_int_equal(aff__cpu_topk(few, 8, 5, sel, scratch), 5);
+    assert_true(sel[0] == 0 && sel[3] == 4 && sel[4] == 5); /* -0 equals 0, the lower index wins */
+    assert_int_equal(aff__cpu_topk(few, 8, 7, sel, scratch), 7);
+    assert_true(sel[1] == 1 && sel[2] == 3 && sel[6] == 7);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(attention_agrees_with_double_precision), cmocka_unit_test(attention_has_the_defined_bits),
+        cmocka_unit_test(index_scores_agree), cmocka_unit_test(topk_agrees_with_sorting)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,74 @@
+/* aff-quantize: a checkpoint folder in, a container out. */
+#include "base/options.h"
+#include "quant/quantize.h"
+#include "ui/progress.h"
+#include <string.h>
+
+static void say(void *ctx, const char *line)
+{
+    aff__progress_clear(ctx);
+    puts(line);
+    fflush(stdout);
+}
+
+static void warn(void *ctx, const char *line)
+{
+    aff__progress_clear(ctx);
+    fprintf(stderr, "aff-quantize: %s\n", line);
+}
+
+static void progress(void *ctx, uint64_t done, uint64_t total)
+{
+    aff__progress_update(ctx, done, total);
+}
+
+int main(int argc, char **argv)
+{
+    aff_progress p;
+    aff_quantize_options o = {.out = "model.aff", .ctx = &p, .say = say, .warn = warn, .progress = progress};
+    const char *experts = "q2p875";
+    int64_t threads = 0;
+    const aff_option options[] = {
+        {"src", 0, AFF_OPT_STR, &o.src, "DIR", "Checkpoint: config.json, model.safetensors.index.json and its shards.",
+         "Files", 0, 0},
+        {"out", 0, AFF_OPT_STR, &o.out, "FILE", "Container to write [model.aff].", NULL, 0, 0},
+        {"dspark", 0, AFF_OPT_FLAG, &o.dspark, NULL,
+         "Quantise the draft stages (mtp.*) into a companion container; needs --codebook.", "What", 0, 0},
+        {"layers", 0, AFF_OPT_INT, &o.layers, "N", "Only the first N layers; the result is no usable model [all].",
+         NULL, 1, 4096},
+        {"experts", 0, AFF_OPT_STR, &experts, "FORMAT",
+         "Routed experts: q2p875, 2.875 bits a weight, or mxfp4, the checkpoint's own 4.25 bits unchanged [q2p875].",
+         NULL, 0, 0},
+        {"codebook", 0, AFF_OPT_STR, &o.codebook, "FILE",
+         "Take the codebook from this container instead of fitting one.", NULL, 0, 0},
+        {"cb-spread", 0, AFF_OPT_FLAG, &o.cb_spread, NULL,
+         "Fit the codebook on experts of all layers; the default except with --compat, which fits on layer 0.", NULL, 0,
+         0},
+        {"compat", 0, AFF_OPT_FLAG, &o.compat, NULL,
+         "Write the earlier tool's file byte for byte: row-ordered experts, bf16 hyper-connection matrices, no "
+         "provenance, no hashes.",
+         NULL, 0, 0},
+        {"threads", 0, AFF_OPT_INT, &threads, "N", "Worker threads; the result does not depend on it [one per CPU].",
+         "Running", 1, 1024},
+        {0},
+    };
+    const aff_usage usage = {"aff-quantize", "", "Turns a DeepSeek-V4 checkpoint into a container that affinity runs.",
+                             options,        0,  0};
+    int first, code = aff__options_main(&usage, argc, argv, &first);
+    if (code >= 0) return code;
+    aff_error err = {0};
+    o.threads = (int)threads;
+    o.mxfp4 = strcmp(experts, "mxfp4") == 0;
+    aff_status s = o.mxfp4 || strcmp(experts, "q2p875") == 0
+                       ? aff__quantize_check(&o, &err)
+                       : aff__fail(&err, AFF_E_INVALID, "--experts: expected q2p875 or mxfp4, got '%s'", experts);
+    if (s != AFF_OK) {
+        fprintf(stderr, "aff-quantize: %s\n", err.msg);
+        return 2;
+    }
+    aff__progress_start(&p, stderr, "quantising");
+    s = aff__quantize(&o, &err);
+    aff__progress_clear(&p);
+    if (s != AFF_OK) fprintf(stderr, "aff-quantize: %s\n", err.msg);
+    return s == AFF_OK ? 0 : 1;
+}

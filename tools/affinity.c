@@ -1,0 +1,512 @@
+/* affinity - continues a prompt, or shows what the model computes for one. docs/cli.md describes every flag. */
+#include "base/cpu.h"
+#include "base/file.h"
+#include "base/mem.h"
+#include "base/options.h"
+#include "engine/engine.h"
+#include "engine/idlist.h"
+#include "engine/text.h"
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum { DEFAULT_PREDICT = 32 };
+static const uint64_t file_limit = 1ull << 30; /* bytes of a prompt or id list */
+
+/* The command line. NAN, INT64_MIN and NULL: not given. */
+typedef struct flags {
+    const char *model, *tokenizer, *prompt, *prompt_file, *tokens, *logits_out, *numerics, *force, *cpu_path;
+    bool no_echo, ignore_eos, dump_tokens, logits_last;
+    int64_t n, top_k, seed, dump_logits, max_layers, chunk, threads;
+    double temp, top_p, min_p;
+    bool text_from_file; /* of -p and --prompt-file the last one counts */
+    aff_numerics mode;
+} flags;
+
+typedef struct app {
+    flags f;
+    aff_net *net;
+    aff_tokenizer *tok;
+    aff_engine *engine;
+    char *text; /* the prompt as given, NULL for --tokens */
+    size_t text_size;
+    int32_t *prompt, *forced, *chosen;
+    int64_t n_prompt, n_forced, n_chosen;
+    aff_utf8_stream stream;
+    char *piece; /* output of the stream */
+    size_t piece_cap;
+    int32_t *top; /* [dump_logits] */
+    aff_outfile out;
+    bool out_open, progress_shown, separate;
+    int write_errno;   /* standard output failed */
+    aff_status failed; /* inside an event that cannot return it */
+    aff_error err;
+} app;
+
+static volatile sig_atomic_t interrupted;
+
+static void on_signal(int sig)
+{
+    interrupted = 1;
+}
+
+static int complain(const aff_error *err, int code)
+{
+    fprintf(stderr, "affinity: %s\n", err->msg);
+    return code;
+}
+
+/* ---- Command line ---- */
+
+/* Place of an argument string, or of a part of one, on the command line. */
+static int place(char *const *argv, int argc, const char *p)
+{
+    for (int i = 0; i < argc; i++)
+        if (p && (uintptr_t)p >= (uintptr_t)argv[i] && (uintptr_t)p <= (uintptr_t)argv[i] + strlen(argv[i])) return i;
+    return -1;
+}
+
+static int parse(flags *f, int argc, char **argv)
+{
+    *f = (flags){.n = INT64_MIN,
+                 .top_k = INT64_MIN,
+                 .seed = INT64_MIN,
+                 .chunk = AFF_MAX_CHUNK,
+                 .temp = NAN,
+                 .top_p = NAN,
+                 .min_p = NAN,
+                 .numerics = "fast"};
+    const aff_option table[] = {
+        {"model", 'm', AFF_OPT_STR, &f->model, "PATH", "Container (.aff) or checkpoint folder.", "Model and prompt"},
+        {"tokenizer", 0, AFF_OPT_STR, &f->tokenizer, "FILE",
+         "The tokenizer.json, or a folder that holds it [the model's folder]."},
+        {"prompt", 'p', AFF_OPT_STR, &f->prompt, "TEXT", "Text to continue; raw, begin-of-sequence is put before it."},
+        {"prompt-file", 0, AFF_OPT_STR, &f->prompt_file, "FILE",
+         "The same from a file, all of it (- is standard input)."},
+        {"tokens", 0, AFF_OPT_STR, &f->tokens, "LIST",
+         "Token ids instead of a text: a,b,c or @FILE; nothing is put before them."},
+        {"n-predict", 'n', AFF_OPT_INT, &f->n, "N", "Tokens to generate [32; 0 with --dump-logits or --logits-out].",
+         .max = 1e12},
+        {"temp", 0, AFF_OPT_NUM, &f->temp, "T", "Temperature; 0 takes the most likely token [0].", "Sampling", 0, 1e6},
+        {"top-k", 0, AFF_OPT_INT, &f->top_k, "K", "Keep the K most likely tokens; 0 is off [0].", .max = INT32_MAX},
+        {"top-p", 0, AFF_OPT_NUM, &f->top_p, "P",
+         "Keep the most likely tokens that together have this probability [1].", .max = 1},
+        {"min-p", 0, AFF_OPT_NUM, &f->min_p, "P", "Keep tokens at least this likely relative to the likeliest [0].",
+         .max = 1},
+        {"seed", 0, AFF_OPT_INT, &f->seed, "S", "Seed of the draws [0]."},
+        {"ignore-eos", 0, AFF_OPT_FLAG, &f->ignore_eos, NULL, "Go on after the end-of-sequence token."},
+        {"no-echo", 0, AFF_OPT_FLAG, &f->no_echo, NULL, "Do not print the prompt.", "Output"},
+        {"dump-tokens", 0, AFF_OPT_FLAG, &f->dump_tokens, NULL,
+         "Print the prompt's ids and exit, without loading the model."},
+        {"dump-logits", 0, AFF_OPT_INT, &f->dump_logits, "K",
+         "Print the K largest logits of every position instead of text.", NULL, 1, AFF_SAMPLER_MAX_VOCAB},
+        {"logits-out", 0, AFF_OPT_STR, &f->logits_out, "FILE",
+         "Write the logits: float32, one row of the vocabulary per position."},
+        {"logits-last", 0, AFF_OPT_FLAG, &f->logits_last, NULL, "Only the last row in --logits-out."},
+        {"numerics", 0, AFF_OPT_STR, &f->numerics, "MODE",
+         "How much of the published arithmetic is reproduced: math, sim or fast [fast].", "Running"},
+        {"prefill-chunk-size", 0, AFF_OPT_INT, &f->chunk, "N", "Prompt tokens per pass; changes no result [256].", NULL,
+         1, INT32_MAX},
+        {"threads", 0, AFF_OPT_INT, &f->threads, "N", "Threads; changes no result [one per CPU].", NULL, 1, 4096},
+        {"cpu-path", 0, AFF_OPT_STR, &f->cpu_path, "SET", "Use at most this instruction set: scalar, avx2 or avx512."},
+        {"force-tokens", 0, AFF_OPT_STR, &f->force, "LIST", "Generate these ids in turn, whatever the model says.",
+         "Diagnosis"},
+        {"max-layers", 0, AFF_OPT_INT, &f->max_layers, "N", "Run only the first N layers: not the model's output.",
+         NULL, 1, AFF_MAX_LAYERS},
+        {0}};
+    const aff_usage usage = {"affinity", "", "Continues a prompt with a DeepSeek-V4 model.", table, 0, 0};
+    int first, status = 0;
+    char **order = malloc((size_t)argc * sizeof *order); /* getopt moves operands in argv */
+    if (!order) return complain(&(aff_error){.msg = "out of memory"}, 1);
+    memcpy(order, argv, (size_t)argc * sizeof *order);
+    status = aff__options_main(&usage, argc, argv, &first);
+    f->text_from_file = place(order, argc, f->prompt_file) > place(order, argc, f->prompt);
+    free(order);
+    return status;
+}
+
+static aff_status bad(aff_error *err, const char *message)
+{
+    return aff__fail(err, AFF_E_INVALID, "%s", message);
+}
+
+static bool sampler_flags(const flags *f)
+{
+    return !isnan(f->temp) || f->top_k != INT64_MIN || !isnan(f->top_p) || !isnan(f->min_p) || f->seed != INT64_MIN;
+}
+
+/* Which flags go together. */
+static aff_status check_flags(const flags *f, aff_error *err)
+{
+    bool text = f->prompt || f->prompt_file;
+    if (text && f->tokens) return bad(err, "--tokens and --prompt or --prompt-file: expected one of them, got both");
+    if (!text && !f->tokens)
+        return bad(err, "expected a prompt (-p TEXT, --prompt-file FILE or --tokens LIST), got none");
+    if (text && !f->text_from_file && !*f->prompt) return bad(err, "--prompt: expected a text, got an empty prompt");
+    if (!f->model && !f->dump_tokens) return bad(err, "expected a model (-m PATH), got none");
+    if (!f->model && !f->tokenizer && text)
+        return bad(err, "--dump-tokens: expected --tokenizer FILE or -m PATH, got neither");
+    if (f->logits_last && !f->logits_out)
+        return bad(err, "--logits-last: expected --logits-out FILE with it, got none");
+    if (f->dump_tokens && (f->dump_logits || f->logits_out || f->force))
+        return bad(
+            err,
+            "--dump-tokens stops before the model runs: expected no --dump-logits, --logits-out or --force-tokens");
+    if (f->force && sampler_flags(f))
+        return bad(
+            err,
+            "--force-tokens and a sampling flag (--temp, --top-k, --top-p, --min-p, --seed): expected one, got both");
+    return AFF_OK;
+}
+
+/* Index of `value` among names, which ends with NULL. */
+static aff_status one_of(const char *flag, const char *value, const char *const *names, int *index, aff_error *err)
+{
+    char all[64] = "";
+    for (int i = 0; names[i]; i++) {
+        *index = i;
+        if (strcmp(value, names[i]) == 0) return AFF_OK;
+        size_t n = strlen(all);
+        snprintf(all + n, sizeof all - n, "%s%s", i == 0 ? "" : names[i + 1] ? ", " : " or ", names[i]);
+    }
+    return aff__fail(err, AFF_E_INVALID, "%s: expected %s, got '%s'", flag, all, value);
+}
+
+static aff_status check_enums(flags *f, aff_error *err)
+{
+    static const char *const modes[] = {"math", "sim", "fast", NULL}, *const paths[] = {"scalar", "avx2", "avx512",
+                                                                                        NULL};
+    int i;
+    AFF_TRY(one_of("--numerics", f->numerics, modes, &i, err));
+    f->mode = i == 0 ? AFF_MATH : i == 1 ? AFF_SIM : AFF_FAST;
+    if (!f->cpu_path) return AFF_OK;
+    AFF_TRY(one_of("--cpu-path", f->cpu_path, paths, &i, err));
+    aff_cpu_level want = i == 0 ? AFF_CPU_SCALAR : i == 1 ? AFF_CPU_AVX2 : AFF_CPU_AVX512, have = aff__cpu_level();
+    if (want > have)
+        fprintf(stderr, "affinity: note: --cpu-path %s: this machine has only %s, which is used\n", f->cpu_path,
+                aff__cpu_level_name(have));
+    aff__cpu_cap(want);
+    return AFF_OK;
+}
+
+/* ---- Prompt ---- */
+
+/* "a,b,c" or "@FILE". A malformed file is a failure of the file, not of the command line. */
+static aff_status read_ids(const char *flag, const char *list, int32_t **ids, int64_t *n, aff_error *err)
+{
+    if (list[0] != '@') return aff__idlist_parse(list, strlen(list), flag, ids, n, err);
+    char *text = NULL;
+    size_t size;
+    AFF_TRY(aff__read_file(list + 1, file_limit, &text, &size, err));
+    aff_status s = aff__idlist_parse(text, size, list + 1, ids, n, err);
+    free(text);
+    return s == AFF_E_INVALID ? AFF_E_FORMAT : s;
+}
+
+static aff_status read_text(app *a, aff_error *err)
+{
+    if (!a->f.text_from_file) {
+        a->text_size = strlen(a->f.prompt);
+        return aff__strndup(&a->text, a->f.prompt, a->text_size, err);
+    }
+    return aff__read_file(a->f.prompt_file, file_limit, &a->text, &a->text_size, err);
+}
+
+/* Opens the tokenizer named, or the model's if it has one; a text cannot do without. */
+static aff_status open_tokenizer(app *a, aff_error *err)
+{
+    char *beside = NULL;
+    const char *path = a->f.tokenizer;
+    if (!path) {
+        AFF_TRY(aff__tokenizer_beside(a->f.model, &beside, err));
+        path = beside;
+    }
+    aff_status s = AFF_OK;
+    if (path)
+        s = aff__tokenizer_open_for(&a->tok, path, a->net ? aff__net_config(a->net) : NULL, err);
+    else if (a->text)
+        s = aff__fail(err, AFF_E_INVALID, "%s: expected a tokenizer.json beside it, found none: give --tokenizer FILE",
+                      a->f.model);
+    free(beside);
+    return s;
+}
+
+static aff_status encode_prompt(app *a, aff_error *err)
+{
+    const char *name = a->f.text_from_file ? a->f.prompt_file : "--prompt";
+    return aff__prompt_ids(a->tok, a->text, a->text_size, name, &a->prompt, &a->n_prompt, err);
+}
+
+static void print_ids(FILE *to, const int32_t *ids, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) fprintf(to, "%s%d", i ? "," : "", ids[i]);
+    fputc('\n', to);
+}
+
+static aff_status dump_tokens(app *a, aff_error *err)
+{
+    if (a->text) {
+        AFF_TRY(open_tokenizer(a, err));
+        AFF_TRY(encode_prompt(a, err));
+    }
+    print_ids(stdout, a->prompt, a->n_prompt);
+    return fflush(stdout) == 0 ? AFF_OK : aff__fail_errno(err, "standard output: cannot write");
+}
+
+/* ---- Output while it runs ---- */
+
+static bool flush_output(app *a)
+{
+    if (fflush(stdout) != 0 && !a->write_errno) a->write_errno = errno ? errno : EIO;
+    return !a->write_errno;
+}
+
+/* Without a tokenizer, the id; else what it adds to the text. */
+static aff_status print_token(app *a, int32_t id, aff_error *err)
+{
+    if (!a->tok) {
+        printf("%s%d", a->separate ? " " : "", id);
+        a->separate = true;
+        return AFF_OK;
+    }
+    size_t n;
+    const char *bytes = aff__tokenizer_bytes(a->tok, (uint32_t)id, &n);
+    if (3 * (n + 4) > a->piece_cap) {
+        AFF_TRY(aff__realloc(&a->piece, 3 * (n + 4), 1, "text of a token", err));
+        a->piece_cap = 3 * (n + 4);
+    }
+    fwrite(a->piece, 1, aff__utf8_push(&a->stream, bytes, n, a->piece), stdout);
+    return AFF_OK;
+}
+
+/* A character that the text's last token left incomplete. */
+static void finish_text(app *a)
+{
+    char tail[16];
+    fwrite(tail, 1, aff__utf8_flush(&a->stream, tail), stdout);
+}
+
+static aff_status echo_prompt(app *a, aff_error *err)
+{
+    if (a->text) {
+        fwrite(a->text, 1, a->text_size, stdout);
+    } else {
+        for (int64_t i = 0; i < a->n_prompt; i++) AFF_TRY(print_token(a, a->prompt[i], err));
+        finish_text(a);
+    }
+    flush_output(a);
+    return AFF_OK;
+}
+
+static void clear_progress(app *a)
+{
+    if (a->progress_shown) fputs("\r\033[K", stderr);
+    a->progress_shown = false;
+}
+
+static bool on_progress(void *ctx, int64_t done, int64_t total)
+{
+    app *a = ctx;
+    if (done < total && isatty(STDERR_FILENO)) {
+        fprintf(stderr, "\r\033[Kprefill %lld of %lld tokens", (long long)done, (long long)total);
+        a->progress_shown = true;
+    } else {
+        clear_progress(a);
+    }
+    return !interrupted && !a->write_errno;
+}
+
+static bool on_token(void *ctx, int64_t pos, int32_t id)
+{
+    app *a = ctx;
+    a->chosen[a->n_chosen++] = id;
+    bool end = id == aff__net_config(a->net)->eos && !a->f.ignore_eos && !a->n_forced;
+    if (!a->f.dump_logits && !end) {
+        a->failed = print_token(a, id, &a->err);
+        flush_output(a);
+    }
+    return a->failed == AFF_OK && !interrupted && !a->write_errno;
+}
+
+static aff_status on_logits(void *ctx, int64_t pos, int rows, const float *logits, aff_error *err)
+{
+    app *a = ctx;
+    int vocab = aff__net_config(a->net)->vocab, k = (int)a->f.dump_logits;
+    if (a->out_open && !a->f.logits_last) {
+        uint64_t row = (uint64_t)vocab * sizeof(float);
+        AFF_TRY(aff__out_write(&a->out, logits, row * (uint64_t)rows, row * (uint64_t)pos, err));
+    }
+    for (int r = 0; r < rows && k; r++) {
+        const float *l = logits + (size_t)r * (size_t)vocab;
+        int64_t p = pos + r;
+        AFF_TRY(aff__top_logits(l, vocab, k, a->top, err));
+        printf("position %lld token %d\n", (long long)p, p < a->n_prompt ? a->prompt[p] : a->chosen[p - a->n_prompt]);
+        for (int i = 0; i < k; i++) printf("%6d %.9g\n", a->top[i], (double)l[a->top[i]]);
+    }
+    flush_output(a);
+    return AFF_OK;
+}
+
+/* ---- The run ---- */
+
+/* Loads everything, so that all that can be refused is refused before the first pass. */
+static aff_status prepare(app *a, aff_error *err)
+{
+    flags *f = &a->f;
+    AFF_TRY(aff__net_open(&a->net, f->model, &(aff_net_options){.numerics = f->mode, .max_layers = (int)f->max_layers},
+                          err));
+    const aff_config *cfg = aff__net_config(a->net);
+    if (f->max_layers > cfg->layers)
+        return aff__fail(err, AFF_E_INVALID, "--max-layers: expected 1 to %d, got %lld", cfg->layers,
+                         (long long)f->max_layers);
+    if (f->dump_logits > cfg->vocab)
+        return aff__fail(err, AFF_E_INVALID, "--dump-logits: expected 1 to %d, got %lld", cfg->vocab,
+                         (long long)f->dump_logits);
+    AFF_TRY(open_tokenizer(a, err));
+    if (a->text) AFF_TRY(encode_prompt(a, err));
+    if (a->n_prompt > cfg->max_positions)
+        return aff__fail(err, AFF_E_LIMIT,
+                         "prompt: expected at most %lld tokens, the model's context, got %lld: shorten it",
+                         (long long)cfg->max_positions, (long long)a->n_prompt);
+    if (f->n == INT64_MIN) f->n = f->dump_logits || f->logits_out ? 0 : DEFAULT_PREDICT;
+    int64_t context = f->n < cfg->max_positions - a->n_prompt ? a->n_prompt + f->n : cfg->max_positions;
+    aff_engine_options o = {.threads = (int)f->threads, .context = context, .chunk = f->chunk};
+    AFF_TRY(aff__engine_create(&a->engine, a->net, &o, err));
+    AFF_TRY(aff__calloc(&a->chosen, (uint64_t)(context - a->n_prompt) + 1, sizeof *a->chosen, "generated ids", err));
+    AFF_TRY(aff__calloc(&a->top, (uint64_t)f->dump_logits, sizeof *a->top, "top logits", err));
+    if (f->logits_out) {
+        AFF_TRY(aff__out_open(&a->out, f->logits_out, err));
+        a->out_open = true;
+    }
+    return AFF_OK;
+}
+
+static void announce(const app *a)
+{
+    const flags *f = &a->f;
+    int layers = aff__net_config(a->net)->layers;
+    if (f->max_layers && f->max_layers < layers)
+        printf("--max-layers %lld of %d: the output is not the model's\n", (long long)f->max_layers, layers);
+    if (sampler_flags(f) && !(f->temp > 0) && (f->top_k != INT64_MIN || !isnan(f->top_p) || !isnan(f->min_p)))
+        fprintf(stderr, "affinity: note: --top-k, --top-p and --min-p have no effect at temperature 0 (see --temp)\n");
+}
+
+static void catch_signals(void)
+{
+    struct sigaction stop = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND}, ignore = {.sa_handler = SIG_IGN};
+    sigaction(SIGINT, &stop, NULL); /* the second one kills */
+    sigaction(SIGTERM, &stop, NULL);
+    sigaction(SIGPIPE, &ignore, NULL); /* an error of the write instead */
+}
+
+static double rate(int64_t tokens, uint64_t ns)
+{
+    return ns ? (double)tokens * 1e9 / (double)ns : 0;
+}
+
+static void summary(const app *a, const aff_outcome *o)
+{
+    static const char *const why[] = {"", " [stopped at EOS]", " [stopped at the end of the context]",
+                                      " [interrupted]"};
+    struct rusage u;
+    fputs("generated ids: ", stderr);
+    print_ids(stderr, a->chosen, a->n_chosen);
+    fprintf(stderr, "prefill %lld tok in %.3fs (%.2f tok/s), decode %lld tok in %.3fs (%.2f tok/s)%s\n",
+            (long long)o->prefilled, (double)o->prefill_ns / 1e9, rate(o->prefilled, o->prefill_ns),
+            (long long)o->decoded, (double)o->decode_ns / 1e9, rate(o->decoded, o->decode_ns), why[o->stop]);
+    if (getrusage(RUSAGE_SELF, &u) == 0) fprintf(stderr, "peak RSS %.1f MiB\n", (double)u.ru_maxrss / 1024);
+}
+
+/* The logits file appears only when it is whole. */
+static aff_status finish_logits(app *a, aff_error *err)
+{
+    if (!a->out_open) return AFF_OK;
+    if (interrupted) return aff__fail(err, AFF_E_CANCELLED, "%s: not written: interrupted", a->f.logits_out);
+    uint64_t row = (uint64_t)aff__net_config(a->net)->vocab * sizeof(float);
+    if (a->f.logits_last) AFF_TRY(aff__out_write(&a->out, aff__engine_logits(a->engine), row, 0, err));
+    a->out_open = false;
+    return aff__out_commit(&a->out, err);
+}
+
+static aff_status generate(app *a, aff_error *err)
+{
+    const flags *f = &a->f;
+    aff_request r = {.prompt = a->prompt,
+                     .n_prompt = a->n_prompt,
+                     .n_predict = f->n,
+                     .ignore_eos = f->ignore_eos,
+                     .forced = a->forced,
+                     .n_forced = a->n_forced};
+    aff_sampling_init(&r.sampling);
+    if (!isnan(f->temp)) r.sampling.temperature = f->temp;
+    if (!isnan(f->top_p)) r.sampling.top_p = f->top_p;
+    if (!isnan(f->min_p)) r.sampling.min_p = f->min_p;
+    if (f->top_k != INT64_MIN) r.sampling.top_k = f->top_k;
+    if (f->seed != INT64_MIN) r.sampling.seed = (uint64_t)f->seed;
+    bool rows = f->dump_logits || (f->logits_out && !f->logits_last), text = !f->dump_logits;
+    aff_events ev = {.ctx = a, .progress = on_progress, .token = on_token, .logits = rows ? on_logits : NULL};
+    aff_outcome o;
+
+    AFF_TRY(aff__engine_check(a->engine, &r, err)); /* before anything is printed */
+    announce(a);
+    if (text && !f->no_echo) AFF_TRY(echo_prompt(a, err));
+    aff_status s = aff__engine_run(a->engine, &r, &ev, &o, err);
+    clear_progress(a);
+    if (text) {
+        finish_text(a);
+        putchar('\n');
+    }
+    flush_output(a);
+    AFF_TRY(s);
+    if (a->failed != AFF_OK) {
+        *err = a->err;
+        return a->failed;
+    }
+    errno = a->write_errno;
+    if (errno) return aff__fail_errno(err, "standard output: cannot write");
+    summary(a, &o);
+    return finish_logits(a, err);
+}
+
+static int run(app *a)
+{
+    aff_error err = {0};
+    flags *f = &a->f;
+    if (check_flags(f, &err) != AFF_OK || check_enums(f, &err) != AFF_OK) return complain(&err, 2);
+    aff_status s = AFF_OK;
+    if (f->tokens) s = read_ids("--tokens", f->tokens, &a->prompt, &a->n_prompt, &err);
+    if (s == AFF_OK && f->force) s = read_ids("--force-tokens", f->force, &a->forced, &a->n_forced, &err);
+    if (s != AFF_OK) return complain(&err, s == AFF_E_INVALID ? 2 : 1);
+    if (!f->tokens && read_text(a, &err) != AFF_OK) return complain(&err, 1);
+    if (a->text && !a->text_size) { /* -p "" was refused before: this is a file */
+        aff__fail(&err, AFF_E_FORMAT, "%s: expected a text, got an empty prompt", f->prompt_file);
+        return complain(&err, 1);
+    }
+    if (f->dump_tokens) return dump_tokens(a, &err) == AFF_OK ? 0 : complain(&err, 1);
+    if (prepare(a, &err) != AFF_OK) return complain(&err, 1);
+    catch_signals();
+    return generate(a, &err) == AFF_OK ? 0 : complain(&err, 1);
+}
+
+int main(int argc, char **argv)
+{
+    static app a;
+    int code = parse(&a.f, argc, argv);
+    if (code >= 0) return code;
+    code = run(&a);
+    if (a.out_open) aff__out_abort(&a.out);
+    aff__engine_free(a.engine);
+    aff__tokenizer_free(a.tok);
+    aff__net_close(a.net);
+    free(a.text);
+    free(a.prompt);
+    free(a.forced);
+    free(a.chosen);
+    free(a.piece);
+    free(a.top);
+    return code;
+}
