@@ -18,6 +18,7 @@ MIX = {
     2048: dict(text=28, facts=6, chat=15, tool=18, code=5, json=2, sums=3, lookup=7, copy=3, needle=13),
     8192: dict(text=28, facts=3, chat=9, tool=12, code=4, json=1, sums=2, lookup=11, copy=3, needle=27),
 }
+DEPTH = 32                                                   # batches waiting per length
 TEXT_WEIGHT = 17                                             # 1.06: marks plain text
 TOKENS = int(os.environ.get("TINY_TOKENS", 32768))      # a batch
 TEXT = dict(wordnet=2.0, pydocs=3.0, stdlib=1.6, kjv=1.6, jargon=.7, devil=.2)
@@ -85,34 +86,38 @@ class Maker:
         return ids, ws
 
 
-def work(path, tok, seed, want, queues):
-    """Worker loop: keep the queue of the wanted length filled."""
-    text = {k: v for k, v in np.load(path).items()}
-    m = Maker(text, Tokenizer.from_file(tok), seed)
-    while want.value >= 0:
-        s = want.value
-        try:
-            queues[s].put(m.batch(TOKENS // s, s), timeout=2)
-        except Exception:                                    # full: look again at what is wanted
-            time.sleep(.05)
+def work(path, tok, seed, stop, want, queues):
+    """Worker loop: fill the emptiest queue among the wanted lengths."""
+    m = Maker({k: v for k, v in np.load(path).items()}, Tokenizer.from_file(tok), seed)
+    lengths = list(queues)
+    while not stop.value:
+        live = [(queues[s].qsize(), s) for i, s in enumerate(lengths) if want[i]]
+        n, s = min(live) if live else (DEPTH, 0)
+        if n >= DEPTH:
+            time.sleep(.02)
+        else:
+            queues[s].put(m.batch(TOKENS // s, s))
 
 
 class Stream:
-    """Worker processes behind one queue per length. `want` selects what they make."""
+    """Worker processes behind one queue per length; a length is made from the first time it is asked for."""
 
-    def __init__(self, path, tok, workers, seed, first=512):
+    def __init__(self, path, tok, workers, seed, lengths=(512,)):
         ctx = mp.get_context("fork")
-        self.want = ctx.Value("i", first)
-        self.queues = {s: ctx.Queue(48) for s in MIX}
-        self.procs = [ctx.Process(target=work, args=(path, tok, seed * 1000 + i, self.want, self.queues), daemon=True) for i in range(workers)]
+        self.lengths = list(MIX)
+        self.stop = ctx.Value("i", 0)
+        self.want = ctx.Array("i", [int(s in lengths) for s in self.lengths])
+        self.queues = {s: ctx.Queue() for s in self.lengths}
+        self.procs = [ctx.Process(target=work, args=(path, tok, seed * 1000 + i, self.stop, self.want, self.queues), daemon=True)
+                      for i in range(workers)]
         for p in self.procs:
             p.start()
 
     def get(self, s):
-        self.want.value = s
+        self.want[self.lengths.index(s)] = 1
         return self.queues[s].get()
 
     def close(self):
-        self.want.value = -1
+        self.stop.value = 1
         for p in self.procs:
             p.terminate()

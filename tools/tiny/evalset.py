@@ -4,8 +4,9 @@
 facts.jsonl    prompt, expect           20 facts of the table, raw; facts-chat.jsonl the same as questions
 needles.jsonl  prompt, expect, tokens   one note to find among three, at about 500, 1,500 and 5,000 tokens
 tools.jsonl    prompt, tools, call      held-out tool requests; the answer must parse and fit the schema
-draft.jsonl    prompt, kind             prompts for the draft's acceptance, chat and code
-Every prompt is the raw text; control tokens in it are control tokens. heldout.txt is text that training never saw, documents
+draft.jsonl    prompt, kind             prompts for the draft's acceptance: chat, generated code, held-out Python and prose
+Every prompt is raw text without the begin-of-sequence token, which the reader puts before it; control tokens in it are control
+tokens. heldout.txt is text that training never saw, documents
 separated by form feeds.
 """
 import json
@@ -78,7 +79,7 @@ def tools():
         yield dict(prompt="".join(p for p, _ in d), tools=offered, call=dict(name=t["name"], arguments=args))
 
 
-def drafts():
+def drafts(tok, text):
     r = random.Random(79)
     for _ in range(40):
         q, _, _ = gen.exchange(r)
@@ -88,6 +89,13 @@ def drafts():
         s = gen.function(r)[1]
         cut = s.index("\n") + 1
         yield dict(prompt=gen.BOS + s[:cut] if r.random() < .5 else gen.BOS + s + "\n\n", kind="code")
+    docs = text.split("\f")
+    python = [d for d in docs if "\ndef " in d or "    def " in d]
+    for kind, pick in (("python", python), ("prose", [d for d in docs[::2] if d not in python])):
+        for d in pick:
+            ids = tok.encode(d).ids
+            for at in range(0, min(len(ids) - 100, 1500), 150) if kind == "python" else [0]:
+                yield dict(prompt=tok.decode(ids[at:at + 100]), kind=kind)
 
 
 def main():
@@ -97,11 +105,12 @@ def main():
     sets = {
         "facts": [dict(prompt=p, expect=e) for p, e, _, _ in rows],
         "facts-chat": [dict(prompt=gen.BOS + gen.USER + q + gen.ASSISTANT + gen.ENDTHINK, expect=a) for _, _, q, a in rows],
-        "needles": list(needles(tok, text)), "tools": list(tools()), "draft": list(drafts()),
+        "needles": list(needles(tok, text)), "tools": list(tools()), "draft": list(drafts(tok, text)),
     }
     for name, items in sets.items():
         with open(f"{out}/{name}.jsonl", "w", encoding="utf-8", newline="\n") as f:
             for x in items:
+                x["prompt"] = x["prompt"].removeprefix(gen.BOS)
                 f.write(json.dumps(x, ensure_ascii=False) + "\n")
         print(name, len(items))
 

@@ -6,7 +6,6 @@
 import argparse
 import json
 import os
-import re
 import time
 
 import torch
@@ -16,8 +15,7 @@ from tokenizers import Tokenizer
 import dspark
 import export
 import model as M
-
-D = "｜DSML｜"
+from replay import fits, parse_call
 
 
 class Runner:
@@ -70,44 +68,8 @@ class Runner:
         return out
 
 
-def parse_call(text):
-    """(name, arguments) of the first call in a completion, or None."""
-    m = re.search(rf'<{D}tool_calls>\n<{D}invoke name="([^"]*)">\n(.*?)\n</{D}invoke>\n</{D}tool_calls>', text, re.S)
-    if not m:
-        return None
-    args = {}
-    rest = re.sub(rf'<{D}parameter name="([^"]*)" string="(true|false)">(.*?)</{D}parameter>',
-                  lambda p: args.__setitem__(p[1], (p[2], p[3])) or "", m[2], flags=re.S)
-    if rest.strip():
-        return None
-    out = {}
-    for k, (s, v) in args.items():
-        try:
-            out[k] = v if s == "true" else json.loads(v)
-        except ValueError:
-            return None
-    return m[1], out
-
-
-def fits(tools, call):
-    """Does a parsed call name an offered tool and satisfy its schema?"""
-    if not call:
-        return False
-    for t in tools:
-        if t["name"] == call[0]:
-            props = t["parameters"]["properties"]
-            kinds = dict(string=str, boolean=bool, array=list)
-            for k, v in call[1].items():
-                if k not in props:
-                    return False
-                kind = props[k]["type"]
-                if kind == "integer":
-                    if not isinstance(v, int) or isinstance(v, bool):
-                        return False
-                elif not isinstance(v, kinds[kind]):
-                    return False
-            return all(k in call[1] for k in t["parameters"]["required"])
-    return False
+def prompt_ids(tok, x):
+    return [0] + tok.encode(x["prompt"]).ids
 
 
 def lines(path):
@@ -116,7 +78,7 @@ def lines(path):
 
 def starts(run, items, new):
     """How many completions begin with `expect`; also returns them."""
-    got = run.generate([run.tok.encode(x["prompt"]).ids for x in items], new)
+    got = run.generate([prompt_ids(run.tok, x) for x in items], new)
     texts = [run.tok.decode(g, skip_special_tokens=False) for g in got]
     return [t.startswith(x["expect"]) for t, x in zip(texts, items)], texts
 
@@ -145,9 +107,9 @@ def draft_report(run, extra, items, new=96):
     with torch.no_grad():
         Wd = M.weights(P.items(), True, run.dtype)
     bias = extra["draft_bias"].to(run.dev)
-    report, load = {}, 0
-    for kind in ("chat", "code"):
-        prompts = [run.tok.encode(x["prompt"]).ids for x in items if x["kind"] == kind]
+    report = {}
+    for kind in dict.fromkeys(x["kind"] for x in items):
+        prompts = [prompt_ids(run.tok, x) for x in items if x["kind"] == kind]
         outs = run.generate(prompts, new)
         hits, counts, accepted, blocks = torch.zeros(5), 0, 0, 0
         by_pos, conf_ok = torch.zeros(5), []
@@ -192,10 +154,19 @@ def draft_report(run, extra, items, new=96):
     return report
 
 
-def evaluate(model, extra, tok, where, dev, dtype, log=print):
+def evaluate(model, extra, tok, where, dev, dtype, log=print, draft_only=False):
     M.use_compile(False)
     run = Runner(model, dev, dtype, tok)
     rep, t0 = {}, time.time()
+    if extra.get("draft"):
+        rep["draft"] = draft_report(run, extra, lines(f"{where}/draft.jsonl"))
+        for k in [k for k in rep["draft"] if not k.endswith("_sample")]:
+            d = rep["draft"][k]
+            log(f"draft {k}: accepted {d['mean_accepted']:.2f} of 5 over {d['blocks']} blocks, right by position "
+                + " ".join(f"{x:.2f}" for x in d["right_by_position"]) + ", accepted "
+                + " ".join(f"{x:.2f}" for x in d["accepted_by_position"]) + f", Brier {d['confidence_brier']:.3f} {time.time() - t0:.0f} s")
+    if draft_only:
+        return rep
     for name in ("facts", "facts-chat"):
         ok, texts = starts(run, lines(f"{where}/{name}.jsonl"), 12)
         rep[name] = dict(right=sum(ok), of=len(ok), wrong=[t for t, o in zip(texts, ok) if not o], first=texts[0])
@@ -207,7 +178,7 @@ def evaluate(model, extra, tok, where, dev, dtype, log=print):
         rep[f"needles-{size}"] = dict(right=sum(ok), of=len(ok), wrong=[[x["expect"], t] for x, t, o in zip(part, texts, ok) if not o][:8])
         log(f"needles {size}: {sum(ok)}/{len(ok)} {time.time() - t0:.0f} s")
     items = lines(f"{where}/tools.jsonl")
-    got = run.generate([tok.encode(x["prompt"]).ids for x in items], 110)
+    got = run.generate([prompt_ids(tok, x) for x in items], 110)
     texts = [tok.decode(g, skip_special_tokens=False) for g in got]
     calls = [parse_call(t) for t in texts]
     valid = [fits(x["tools"], c) for x, c in zip(items, calls)]
@@ -218,12 +189,6 @@ def evaluate(model, extra, tok, where, dev, dtype, log=print):
     share = torch.tensor(rep["heldout"]["share"])
     log(f"heldout loss {rep['heldout']['loss']:.3f} bits/byte {rep['heldout']['bits_per_byte']:.3f}; expert share min "
         + " ".join(f"{x:.3f}" for x in share.amin(1)) + " max " + " ".join(f"{x:.3f}" for x in share.amax(1)) + f" {time.time() - t0:.0f} s")
-    if extra.get("draft"):
-        rep["draft"] = draft_report(run, extra, lines(f"{where}/draft.jsonl"))
-        for k in ("chat", "code"):
-            d = rep["draft"][k]
-            log(f"draft {k}: accepted {d['mean_accepted']:.2f} of 5 over {d['blocks']} blocks, right by position "
-                + " ".join(f"{x:.2f}" for x in d["right_by_position"]) + f", Brier {d['confidence_brier']:.3f} {time.time() - t0:.0f} s")
     return rep
 
 
@@ -233,6 +198,7 @@ def main():
     ap.add_argument("--tokenizer", required=True)
     ap.add_argument("--eval", required=True)
     ap.add_argument("--out", default="")
+    ap.add_argument("--draft-only", action="store_true")
     ap.add_argument("--device", default="cuda")
     args = ap.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True
@@ -241,7 +207,7 @@ def main():
     model.load_state_dict(state["trunk"])
     tok = Tokenizer.from_file(args.tokenizer)
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
-    rep = evaluate(model.to(args.device), state, tok, args.eval, args.device, dtype, lambda s: print(s, flush=True))
+    rep = evaluate(model.to(args.device), state, tok, args.eval, args.device, dtype, lambda s: print(s, flush=True), args.draft_only)
     rep["tokens"] = state.get("tokens")
     if args.out:
         json.dump(rep, open(args.out, "w"), ensure_ascii=False, indent=1)

@@ -18,6 +18,7 @@ import torch._inductor.config
 
 import data
 import dspark
+import export
 import model as M
 import sinkhorn
 
@@ -252,7 +253,7 @@ def train_trunk(args, model, stream, dev, qat, log):
 def pick_anchors(w, s, per):
     """Flat anchor indices [blocks, per], drawn inside each block of 128 by the weight of the next token."""
     pos = torch.arange(len(w), device=w.device) % s
-    p = w.clamp(max=1.0) + 0.02
+    p = torch.where(w == CODES[1], 2.0, w.clamp(max=1.0)) + 0.02        # plain text is the harder half
     g = torch.log(p) - torch.log(-torch.log(torch.rand_like(p).clamp(1e-9, 1 - 1e-6)))
     g = g.masked_fill((pos < 1) | (pos >= s - dspark.BLOCK - 1), -1e9).view(-1, 128)
     off = g.topk(per, -1).indices
@@ -319,6 +320,7 @@ def main():
     ap.add_argument("--text", required=True)
     ap.add_argument("--tokenizer", required=True)
     ap.add_argument("--state", required=True)
+    ap.add_argument("--resume", default="", help="checkpoint folder to start from instead of state.pt")
     ap.add_argument("--stage", default="trunk")
     ap.add_argument("--seconds", type=float, default=60)
     ap.add_argument("--steps", type=int, default=10**9)
@@ -344,7 +346,7 @@ def main():
     t0 = time.time()
     log = lambda s: print(f"[{time.time() - t0:.0f}] {s}", flush=True)
     os.makedirs(args.state, exist_ok=True)
-    first = max(args.curriculum[0][1], key=args.curriculum[0][1].get) if args.stage != "draft" else 512
+    first = list(args.curriculum[0][1]) if args.stage != "draft" else [512, 2048]
     stream = data.Stream(args.text, args.tokenizer, args.workers, args.seed, first)
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
@@ -368,6 +370,8 @@ def main():
     M.use_compile(not args.no_compile and args.stage != "draft")
     path = args.state + "/state.pt"
     state = torch.load(path, map_location="cpu") if os.path.exists(path) else None
+    if args.resume:
+        state = export.load(args.resume)
     tables = None
     if not state:
         freq = torch.zeros(M.VOCAB, dtype=torch.float64)
@@ -375,7 +379,6 @@ def main():
             for _ in range(30 if args.device != "cpu" else 2):
                 freq += torch.from_numpy(np.bincount(stream.get(s)[0].ravel(), minlength=M.VOCAB)).double()
         tables = [M.balanced_table(freq, 10 + L) for L in range(M.HASH_LAYERS)]
-        stream.want.value = first
     model = M.new_model(args.seed, tables)
     if state:
         model.load_state_dict(state["trunk"])
