@@ -172,7 +172,7 @@ static aff_status read_ids(app *a, aff_error *err)
 static aff_status read_text(app *a, aff_error *err)
 {
     AFF_TRY(open_tokenizer(a, err));
-    AFF_TRY(read_ids(a, err));
+    if (a->f.text) AFF_TRY(read_ids(a, err));
     if (a->ids[0] == aff__net_config(any_net(a))->bos) memmove(a->ids, a->ids + 1, (size_t)--a->n * sizeof *a->ids);
     if (a->f.limit && a->f.limit < a->n) a->n = a->f.limit;
     return a->n ? AFF_OK : aff__fail(err, AFF_E_INVALID, "%s: expected a text, got begin-of-sequence alone", a->f.text ? a->f.text : "--tokens");
@@ -509,7 +509,10 @@ int main(int argc, char **argv)
     sigaction(SIGINT, &stop, NULL); /* the second one kills */
     sigaction(SIGTERM, &stop, NULL);
     sigaction(SIGPIPE, &ignore, NULL); /* an error of the write instead */
-    code = judge(&a);
+    if (a.f.tokens && read_ids(&a, &err) != AFF_OK) /* a malformed file is a failure of the file, not of the command line */
+        code = complain(&err, err.code == AFF_E_INVALID && a.f.tokens[0] != '@' ? 2 : 1);
+    else
+        code = judge(&a);
     aff__logits_abort(a.save);
     aff__logits_close(a.saved);
     aff__tokenizer_free(a.tok);

@@ -134,10 +134,7 @@ aff_status aff__collect_imatrix(const aff_collect *c, const char *path, aff_coll
     sums s = {.c = c, .layers = aff__net_layers(c->net), .experts = g->experts, .hidden = g->hidden, .inter = g->inter};
     int32_t *rows;
     *out = (aff_collected){0};
-    if (c->n < 1) return aff__fail(err, AFF_E_INVALID, "text: expected at least 1 token, got %lld", (long long)c->n);
-    if (c->chunk < 1 || c->chunk > g->max_positions)
-        return aff__fail(err, AFF_E_INVALID, "%s: tokens of a sequence: expected 1 to %lld, got %lld", aff__net_path(c->net),
-                         (long long)g->max_positions, (long long)c->chunk);
+    AFF_TRY(aff__text_check(c->id, c->n, c->chunk, c->net, err));
     AFF_TRY(aff__text_rows(c->id, c->n, c->chunk, c->bos, &rows, err));
     const aff_status st = collect(&s, rows, path, out, err);
     free(rows);

@@ -42,16 +42,23 @@ aff_status aff__text_rows(const int32_t *id, int64_t n, int64_t chunk, int32_t b
 
 uint64_t aff__text_hash(const int32_t *id, int64_t n) { return XXH3_64bits(id, (size_t)n * sizeof *id); }
 
+aff_status aff__text_check(const int32_t *id, int64_t n, int64_t chunk, const aff_net *net, aff_error *err)
+{
+    const aff_config *a = aff__net_config(net);
+    if (n < 1) return aff__fail(err, AFF_E_INVALID, "text: expected at least 1 token, got %" PRId64, n);
+    if (chunk < 1 || chunk > a->max_positions)
+        return aff__fail(err, AFF_E_INVALID, "%s: tokens of a sequence: expected 1 to %" PRId64 ", got %" PRId64, aff__net_path(net), a->max_positions,
+                         chunk);
+    for (int64_t i = 0; i < n; i++)
+        if (id[i] < 0 || id[i] >= a->vocab)
+            return aff__fail(err, AFF_E_INVALID, "text: token %" PRId64 ": expected an id of 0 to %d, got %d", i + 1, a->vocab - 1, id[i]);
+    return AFF_OK;
+}
+
 static aff_status check(const aff_compare *c, const aff_net *any, aff_error *err)
 {
     const aff_config *a = aff__net_config(any);
-    if (c->n < 1) return aff__fail(err, AFF_E_INVALID, "text: expected at least 1 token, got %" PRId64, c->n);
-    if (c->chunk < 1 || c->chunk > a->max_positions)
-        return aff__fail(err, AFF_E_INVALID, "%s: tokens of a sequence: expected 1 to %" PRId64 ", got %" PRId64, aff__net_path(any), a->max_positions,
-                         c->chunk);
-    for (int64_t i = 0; i < c->n; i++)
-        if (c->id[i] < 0 || c->id[i] >= a->vocab)
-            return aff__fail(err, AFF_E_INVALID, "text: token %" PRId64 ": expected an id of 0 to %d, got %d", i + 1, a->vocab - 1, c->id[i]);
+    AFF_TRY(aff__text_check(c->id, c->n, c->chunk, any, err));
     if (c->ref.net && c->model.net && aff__net_config(c->ref.net)->vocab != a->vocab)
         return aff__fail(err, AFF_E_INVALID, "%s: expected a vocabulary of %d as in %s, got %d", aff__net_path(c->ref.net), a->vocab,
                          aff__net_path(c->model.net), aff__net_config(c->ref.net)->vocab);

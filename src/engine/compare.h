@@ -9,6 +9,8 @@
 /* The rows that predict the tokens id[0..n): sequences of `chunk` rows, each begin-of-sequence and then the tokens before; so row i, at
  * position i % chunk of its sequence, predicts id[i], and each token is predicted once. *rows is malloc'ed. */
 aff_status aff__text_rows(const int32_t *id, int64_t n, int64_t chunk, int32_t bos, int32_t **rows, aff_error *err);
+/* Refuses ids outside the vocabulary, an empty text, and sequences longer than the model's context. */
+aff_status aff__text_check(const int32_t *id, int64_t n, int64_t chunk, const aff_net *net, aff_error *err);
 /* XXH3-64 of ids. */
 uint64_t aff__text_hash(const int32_t *id, int64_t n);
 
