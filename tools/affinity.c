@@ -3,6 +3,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/options.h"
+#include "engine/collect.h"
 #include "engine/engine.h"
 #include "engine/idlist.h"
 #include "engine/text.h"
@@ -16,12 +17,13 @@
 
 enum { DEFAULT_PREDICT = 32 };
 static const uint64_t file_limit = 1ull << 30; /* bytes of a prompt or id list */
+static const uint64_t collect_memory = 1ull << 30; /* bytes for the rows in flight of --collect-imatrix */
 
 /* The command line. NAN, INT64_MIN and NULL: not given. */
 typedef struct flags {
-    const char *model, *tokenizer, *prompt, *prompt_file, *tokens, *logits_out, *numerics, *force, *cpu_path;
+    const char *model, *tokenizer, *prompt, *prompt_file, *tokens, *logits_out, *numerics, *force, *cpu_path, *collect;
     bool no_echo, ignore_eos, dump_tokens, logits_last;
-    int64_t n, top_k, seed, dump_logits, max_layers, chunk, threads;
+    int64_t n, top_k, seed, dump_logits, max_layers, chunk, threads, imatrix_chunk;
     double temp, top_p, min_p;
     bool text_from_file; /* of -p and --prompt-file the last one counts */
     aff_numerics mode;
@@ -76,6 +78,7 @@ static int parse(flags *f, int argc, char **argv)
                  .top_k = INT64_MIN,
                  .seed = INT64_MIN,
                  .chunk = AFF_MAX_CHUNK,
+                 .imatrix_chunk = INT64_MIN,
                  .temp = NAN,
                  .top_p = NAN,
                  .min_p = NAN,
@@ -107,6 +110,11 @@ static int parse(flags *f, int argc, char **argv)
         {"logits-out", 0, AFF_OPT_STR, &f->logits_out, "FILE",
          "Write the logits: float32, one row of the vocabulary per position."},
         {"logits-last", 0, AFF_OPT_FLAG, &f->logits_last, NULL, "Only the last row in --logits-out."},
+        {"collect-imatrix", 0, AFF_OPT_STR, &f->collect, "FILE",
+         "Generate nothing: run the text and write how large the inputs of every expert's columns are (GGUF), for "
+         "aff-quantize --imatrix.", "Calibration"},
+        {"imatrix-chunk", 0, AFF_OPT_INT, &f->imatrix_chunk, "N",
+         "Cut that text into sequences of N tokens, each after begin-of-sequence [512].", NULL, 1, 1e9},
         {"numerics", 0, AFF_OPT_STR, &f->numerics, "MODE",
          "How much of the published arithmetic is reproduced: math, sim or fast [fast].", "Running"},
         {"prefill-chunk-size", 0, AFF_OPT_INT, &f->chunk, "N", "Prompt tokens per pass; changes no result [256].", NULL,
@@ -156,6 +164,11 @@ static aff_status check_flags(const flags *f, aff_error *err)
         return bad(
             err,
             "--dump-tokens stops before the model runs: expected no --dump-logits, --logits-out or --force-tokens");
+    if (f->imatrix_chunk != INT64_MIN && !f->collect)
+        return bad(err, "--imatrix-chunk: expected --collect-imatrix FILE with it, got none");
+    if (f->collect && (f->dump_tokens || f->dump_logits || f->logits_out || f->force || f->n != INT64_MIN || f->ignore_eos ||
+                       sampler_flags(f)))
+        return bad(err, "--collect-imatrix generates nothing: expected no sampling or output flags, no -n, got one");
     if (f->force && sampler_flags(f))
         return bad(
             err,
@@ -472,6 +485,49 @@ static aff_status generate(app *a, aff_error *err)
     return finish_logits(a, err);
 }
 
+/* ---- Importance matrix ---- */
+
+static bool on_layer(void *ctx, int64_t first, int64_t rows, int layer, int layers)
+{
+    app *a = ctx;
+    if (isatty(STDERR_FILENO)) {
+        fprintf(stderr, "\r\033[Ktokens %lld to %lld of %lld, layer %d of %d", (long long)first, (long long)(first + rows),
+                (long long)a->n_prompt, layer, layers);
+        a->progress_shown = true;
+    }
+    return !interrupted;
+}
+
+static aff_status collect(app *a, aff_error *err)
+{
+    const flags *f = &a->f;
+    AFF_TRY(aff__net_open(&a->net, f->model, &(aff_net_options){.numerics = f->mode, .max_layers = (int)f->max_layers},
+                          err));
+    const int32_t bos = (int32_t)aff__net_config(a->net)->bos;
+    if (a->text) {
+        AFF_TRY(open_tokenizer(a, err));
+        AFF_TRY(encode_prompt(a, err));
+    }
+    const int64_t skip = a->prompt[0] == bos; /* every sequence has its own */
+    const aff_collect c = {.net = a->net,
+                           .id = a->prompt + skip,
+                           .n = a->n_prompt - skip,
+                           .chunk = f->imatrix_chunk == INT64_MIN ? 512 : f->imatrix_chunk,
+                           .bos = bos,
+                           .threads = (int)f->threads,
+                           .memory = collect_memory,
+                           .dataset = a->text ? a->f.text_from_file ? f->prompt_file : "--prompt" : "--tokens",
+                           .ctx = a,
+                           .progress = on_layer};
+    aff_collected out;
+    const aff_status s = aff__collect_imatrix(&c, f->collect, &out, err);
+    clear_progress(a);
+    AFF_TRY(s);
+    printf("%s: %lld tokens in sequences of %lld; %lld of %lld experts were never used\n", f->collect, (long long)c.n,
+           (long long)c.chunk, (long long)out.unseen, (long long)out.pairs);
+    return fflush(stdout) == 0 ? AFF_OK : aff__fail_errno(err, "standard output: cannot write");
+}
+
 static int run(app *a)
 {
     aff_error err = {0};
@@ -487,6 +543,10 @@ static int run(app *a)
         return complain(&err, 1);
     }
     if (f->dump_tokens) return dump_tokens(a, &err) == AFF_OK ? 0 : complain(&err, 1);
+    if (f->collect) {
+        catch_signals();
+        return collect(a, &err) == AFF_OK ? 0 : complain(&err, 1);
+    }
     if (prepare(a, &err) != AFF_OK) return complain(&err, 1);
     catch_signals();
     return generate(a, &err) == AFF_OK ? 0 : complain(&err, 1);

@@ -52,6 +52,7 @@ typedef struct aff_moe_plan {
     const int *row;      /* [n_entries] row of x */
     const int *rank;     /* [n_entries] place of this expert among the row's picks in ascending id, 0..K-1 */
     const float *weight; /* [n_entries] router weight, scaling factor included */
+    float *h; /* NULL, or [n_entries][inter]: receives what down multiplies (router weight included), before it is quantised */
 } aff_moe_plan;
 
 /* One layer's share of a sequence's attention state (spec model-v4 10.1). Rings hold position p in slot p mod size. */

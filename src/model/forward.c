@@ -118,7 +118,10 @@ aff_status aff__moe(aff_runner *r, const aff_block *b, aff_experts *experts, int
     aff__trace(r, "router_ids", layer, r->picks, T, K);
     aff__trace(r, "router_weights", layer, r->weights, T, K);
     AFF_TRY(aff__plan_build(r->plan, experts, store_layer, r->picks, r->weights, T, K, &plan, err));
-    AFF_TRY(B->experts(B, &shape, plan, r->x, T, K, r->y, err));
+    aff_moe_plan work = *plan;
+    work.h = r->h;
+    AFF_TRY(B->experts(B, &shape, &work, r->x, T, K, r->y, err));
+    if (r->watch) r->watch(r->watch_ctx, layer, &work, r->x);
     B->matmul(B, &b->sh_gate, r->x, T, r->sa);
     B->matmul(B, &b->sh_up, r->x, T, r->sb);
     B->swiglu(B, r->sa, r->sb, c->swiglu_limit, (int64_t)T * c->inter);
@@ -168,7 +171,7 @@ static aff_status trunk(aff_runner *r, aff_error *err)
 }
 
 /* 9: logits of n rows from row `from`. */
-static void head(aff_runner *r, int from, int n, float *logits)
+void aff__head(aff_runner *r, int from, int n, float *logits)
 {
     aff_backend *B = r->b;
     const aff_net *net = r->net;
@@ -204,7 +207,7 @@ static aff_status pass(aff_runner *r, const aff_batch *b, int count, int at, aff
     AFF_TRY(trunk(r, err));
     for (int i = 0, row = 0; i < count; i++) {
         const int n = count > 1 ? b[i].n : r->n, from = b[i].want_from > at ? (int)b[i].want_from - at : 0;
-        if (from < n) head(r, row + from, n - from, b[i].logits + (at + from - b[i].want_from) * vocab);
+        if (from < n) aff__head(r, row + from, n - from, b[i].logits + (at + from - b[i].want_from) * vocab);
         row += n;
     }
     /* The draft looks back one window from where it stands, and a rollback may move it back a little. */
