@@ -22,6 +22,7 @@ static const model models[] = {
     {"toy", NULL},
     {"toy-clamp", NULL},
     {"kernel", NULL},
+    {"tiny-v4", "models/tiny-v4"},
 };
 enum { MODELS = sizeof models / sizeof *models, NEAR_MOST = 5, THREADS = 2, POS = 24, PROJ = 8 };
 static const double NEAR_GAP = 1e-6, STREAMS = 1e-4, LOGITS = 2e-4, SIM_MEDIAN = 1e-3, SIM_WORST = 2e-2;
