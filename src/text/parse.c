@@ -131,18 +131,21 @@ static token value_markup(const char *s, size_t n)
     return t;
 }
 
-/* The hold: newlines that belong to markup if any follows (two before a block, one after a value), then the markup. */
-static token classify(const aff_parser *p, size_t *newlines)
+/* The hold: line ends that belong to markup if any follows (two before a block, one after a value), then the markup. */
+static token classify(const aff_parser *p, size_t *ends)
 {
     const char *s = p->hold;
-    size_t n = p->n_hold, most = p->state == VALUE ? 1 : p->tools ? 2 : 0, k = 0;
-    while (k < n && k < most && s[k] == '\n') k++;
-    *newlines = k;
+    size_t n = p->n_hold, lines = p->state == VALUE ? 1 : p->tools ? 2 : 0, k = 0;
+    for (*ends = 0; lines > 0 && k < n; lines--, *ends = k) {
+        if (s[k] == '\r') k++;
+        if (k == n) return MORE;
+        if (s[k++] != '\n') break;
+    }
+    k = *ends;
     if (k == n) return k ? MORE : NONE;
     if (s[k] != '<') return NONE;
-    token t = p->state == VALUE ? value_markup(s + k, n - k) : markup(p, s + k, n - k);
-    if (k && p->state != VALUE && t == MORE && against(s + k, n - k, parse__open, OPEN) == NONE) return NONE;
-    return k && p->state != VALUE && t != OPEN && t != MORE ? NONE : t;
+    if (p->state == VALUE) return value_markup(s + k, n - k);
+    return k ? against(s + k, n - k, parse__open, OPEN) : markup(p, s, n);
 }
 
 /* ---- text ---- */
@@ -187,15 +190,16 @@ aff_status parse__text(aff_parser *p, char c)
     return parse__put(p, p->state == REASONING ? AFF_PARSE_REASONING : AFF_PARSE_TEXT, &c, 1);
 }
 
-static aff_status enter_tag(aff_parser *p, bool closing, size_t newlines, size_t tag_length)
+static aff_status enter_tag(aff_parser *p, bool closing, size_t ends, size_t tag_length)
 {
-    const char *word = p->hold + newlines + tag_length;
+    const char *word = p->hold + ends + tag_length;
     p->tag.n = 0;
-    AFF_TRY(aff__buf_put(&p->tag, word, p->n_hold - newlines - tag_length, p->err));
+    AFF_TRY(aff__buf_put(&p->tag, word, p->n_hold - ends - tag_length, p->err));
     p->from = p->state;
     p->state = TAG;
     p->closing = closing;
-    p->tag_newlines = newlines;
+    p->n_ends = ends;
+    memcpy(p->ends, p->hold, ends);
     p->n_hold = 0;
     return AFF_OK;
 }
@@ -204,14 +208,14 @@ static aff_status enter_tag(aff_parser *p, bool closing, size_t newlines, size_t
 static aff_status settle(aff_parser *p)
 {
     while (p->n_hold) {
-        size_t newlines;
-        switch (classify(p, &newlines)) {
+        size_t ends;
+        switch (classify(p, &ends)) {
         case MORE:
             return AFF_OK;
         case OPEN:
-            return enter_tag(p, false, newlines, sizeof parse__open - 1);
+            return enter_tag(p, false, ends, sizeof parse__open - 1);
         case CLOSE:
-            return enter_tag(p, true, newlines, sizeof parse__close - 1);
+            return enter_tag(p, true, ends, sizeof parse__close - 1);
         case END_THINK:
             if (p->state == REASONING) {
                 p->state = CONTENT;
@@ -246,7 +250,9 @@ static size_t plain_run(const aff_parser *p, const char *s, size_t n)
     const char *lt = memchr(s, '<', n);
     if (lt) n = (size_t)(lt - s);
     const char *lf = memchr(s, '\n', n);
-    return lf ? (size_t)(lf - s) : n;
+    if (lf) n = (size_t)(lf - s);
+    const char *cr = memchr(s, '\r', n);
+    return cr ? (size_t)(cr - s) : n;
 }
 
 static aff_status feed_text(aff_parser *p, const char *s, size_t n)
@@ -288,7 +294,8 @@ static aff_status release_hold(aff_parser *p)
     size_t n = p->n_hold, k = 0;
     memcpy(rest, p->hold, n);
     p->n_hold = 0;
-    while (k < n && rest[k] == '\n') k++;
+    while (k < n && (rest[k] == '\n' || rest[k] == '\r')) k++;
+    if (k < n && (p->state == CALLS || p->state == ARGS || p->after)) return AFF_OK;
     bool bar = (n - k >= 4 && memcmp(rest + k, "<" BAR, 4) == 0) || (n - k >= 5 && memcmp(rest + k, "</" BAR, 5) == 0);
     if (bar) return AFF_OK;
     for (size_t i = 0; i < n; i++) AFF_TRY(parse__text(p, rest[i]));

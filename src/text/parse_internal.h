@@ -38,7 +38,8 @@ struct aff_parser {
 
     aff_buf tag; /* a tag without its "<|DSML|" */
     bool closing;
-    size_t tag_newlines; /* that stood before it */
+    char ends[8]; /* line ends that stood before it */
+    size_t n_ends;
 
     bool in_call, quoting; /* quoting: a call's markup was left as text, so is its closing tag */
     size_t call, n_calls, n_params;

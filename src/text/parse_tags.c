@@ -97,7 +97,7 @@ static aff_status put_text(aff_parser *p, const char *s, size_t n)
 static aff_status as_text(aff_parser *p, const char *last)
 {
     p->state = p->from;
-    AFF_TRY(put_text(p, "\n\n", p->tag_newlines));
+    AFF_TRY(put_text(p, p->ends, p->n_ends));
     AFF_TRY(put_text(p, p->closing ? parse__close : parse__open, strlen(p->closing ? parse__close : parse__open)));
     AFF_TRY(put_text(p, p->tag.s, p->tag.n));
     return put_text(p, last, strlen(last));
@@ -117,13 +117,14 @@ static void leave_block(aff_parser *p)
     p->start = false;
 }
 
-/* What stood behind the name in a block tag that was not closed by '>' is text. */
+/* What stood behind the name of a tag that was not closed by '>' is text, and so is a name that is too long for one. */
 static aff_status rest_as_text(aff_parser *p)
 {
     size_t n;
     const char *w = word_of(&p->tag, &n);
     const char *end = p->tag.s ? p->tag.s + p->tag.n : w;
-    for (w += n; w < end && *w == ' ';) w++;
+    if (n <= 32) w += n;
+    while (w < end && *w == ' ') w++;
     return put_text(p, w, (size_t)(end - w));
 }
 
@@ -142,7 +143,7 @@ static aff_status bare_call(aff_parser *p, const char *name, size_t n, const cha
     p->bare.n = 0;
     p->bare_from = p->from;
     p->state = BARE;
-    AFF_TRY(aff__buf_put(&p->bare, "\n\n", p->tag_newlines, p->err));
+    AFF_TRY(aff__buf_put(&p->bare, p->ends, p->n_ends, p->err));
     AFF_TRY(aff__buf_puts(&p->bare, parse__open, p->err));
     AFF_TRY(aff__buf_put(&p->bare, p->tag.s, p->tag.n, p->err));
     return aff__buf_puts(&p->bare, last, p->err);
@@ -185,7 +186,7 @@ static aff_status closing(aff_parser *p, tag_kind kind, bool closed)
         return as_text(p, closed ? ">" : "");
     }
     if (p->from == VALUE) {
-        if (kind == TAG_PARAMETER && p->tag_newlines) AFF_TRY(parse__value(p, "\n", 1));
+        if (kind == TAG_PARAMETER) AFF_TRY(parse__value(p, p->ends, p->n_ends));
         AFF_TRY(parse__end_value(p));
     }
     if (kind == TAG_PARAMETER) {
