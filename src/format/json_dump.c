@@ -10,6 +10,7 @@ aff_status aff__json_put_string(aff_buf *out, const char *s, size_t n, aff_error
     static const char *const short_form[32] = {
         ['\b'] = "\\b", ['\t'] = "\\t", ['\n'] = "\\n", ['\f'] = "\\f", ['\r'] = "\\r"};
     size_t kept = 0;
+    if (n == 0) return aff__buf_puts(out, "\"\"", err);
     AFF_TRY(aff__buf_put(out, "\"", 1, err));
     for (size_t i = 0; i < n; i++) {
         unsigned char c = (unsigned char)s[i];
