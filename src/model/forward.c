@@ -222,11 +222,11 @@ static aff_status pass(aff_runner *r, const aff_batch *b, int count, int at, aff
 static aff_status forward(aff_runner *r, const aff_batch *b, int count, aff_error *err)
 {
     aff_status s = AFF_OK;
-    r->streams = NULL;
+    r->streams = false;
     for (int i = 0; i < count; i++) aff__seq_begin(b[i].seq, b[i].n);
     for (int at = 0; s == AFF_OK && at < b->n; at += AFF_MAX_CHUNK) s = pass(r, b, count, at, err);
     for (int i = 0; s != AFF_OK && i < count; i++) aff__seq_undo(b[i].seq);
-    if (s == AFF_OK && count == 1) r->streams = b->seq;
+    r->streams = s == AFF_OK;
     return s;
 }
 

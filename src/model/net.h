@@ -13,6 +13,7 @@ typedef struct aff_net_options {
     aff_numerics numerics;  /* zero-initialised: AFF_MATH; the programs' default is AFF_FAST */
     int max_layers;         /* > 0: only the first layers (the text is not the model's) */
     bool draft;             /* load the draft: mtp.* of a checkpoint, or the companion container */
+    bool draft_if_any;      /* with draft: none there, or none for max_layers, is no error (a damaged one is) */
     const char *draft_path; /* NULL: the container's path with its last extension replaced by .dspark.aff */
 } aff_net_options;
 

@@ -41,7 +41,7 @@ struct aff_runner {
     aff_watch_fn watch; /* with h; else NULL */
     void *watch_ctx;
     float *h; /* [Q*K][I] what the experts' down multiplies, for watch; the watcher's */
-    const aff_seq *streams; /* the sequence whose last rows X holds after aff__forward; NULL when X holds something else */
+    bool streams; /* X holds the last layer's output of the last pass's rows */
 };
 
 /* How a block's queries see keys. */

@@ -67,8 +67,8 @@ static void test_limits(void **state)
     must(feed(r, s, ids, 20, lg));
     assert_int_equal(feed(r, s, ids, 1, lg), AFF_E_LIMIT);
     assert_int_equal(aff__draft_block(r, s, V, d, NULL, NULL, NULL, NULL, &err), AFF_E_INVALID);
-    must(aff__draft_block(r, s, 1, d, NULL, NULL, NULL, NULL, &err));          /* at the very end of the room */
-    assert_int_equal(aff__draft_mtp1(r, s, ids, 20, lg, &err), AFF_E_INVALID); /* not that kind of draft */
+    must(aff__draft_block(r, s, 1, d, NULL, NULL, NULL, NULL, &err)); /* at the very end of the room */
+    assert_int_equal(aff__draft_mtp1(r, ids, 20, 0, lg, &err), AFF_E_INVALID); /* not that kind of draft */
     aff__seq_free(s);
     aff__seq_free(other);
     aff__seq_free(NULL);
