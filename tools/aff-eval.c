@@ -1,5 +1,5 @@
-/* aff-eval - how well a model predicts a text, and how far its predictions are from another's. docs/quality.md says what each figure
- * means. */
+/* aff-eval - how well a model predicts a text, and how far its predictions are from another's. docs/quality.md says
+ * what each figure means. */
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/options.h"
@@ -61,35 +61,52 @@ static int parse(flags *f, int argc, char **argv)
 {
     *f = (flags){.numerics = "fast", .ref_numerics = "fast", .chunk = 512, .worst = 10, .floor = 256, .memory = 1024};
     const aff_option table[] = {
-        {"model", 'm', AFF_OPT_STR, &f->model, "PATH", "Model to judge: container (.aff) or checkpoint folder.", "Models"},
-        {"ref", 0, AFF_OPT_STR, &f->ref, "PATH", "Reference: what the model is compared with. Without it: perplexity alone."},
+        {"model", 'm', AFF_OPT_STR, &f->model, "PATH", "Model to judge: container (.aff) or checkpoint folder.",
+         "Models"},
+        {"ref", 0, AFF_OPT_STR, &f->ref, "PATH",
+         "Reference: what the model is compared with. Without it: perplexity alone."},
         {"logits", 0, AFF_OPT_STR, &f->logits, "FILE", "Reference from a file of --save-logits instead."},
         {"numerics", 0, AFF_OPT_STR, &f->numerics, "MODE", "Arithmetic of the model: math, sim or fast [fast]."},
         {"ref-numerics", 0, AFF_OPT_STR, &f->ref_numerics, "MODE", "The same of the reference [fast]."},
-        {"max-layers", 0, AFF_OPT_INT, &f->max_layers, "N", "Only the first N layers of both [all].", NULL, 1, AFF_MAX_LAYERS},
-        {"prompt-file", 'f', AFF_OPT_STR, &f->text, "FILE", "Text to predict, all of it (- is standard input).", "Text"},
+        {"max-layers", 0, AFF_OPT_INT, &f->max_layers, "N", "Only the first N layers of both [all].", NULL, 1,
+         AFF_MAX_LAYERS},
+        {"prompt-file", 'f', AFF_OPT_STR, &f->text, "FILE", "Text to predict, all of it (- is standard input).",
+         "Text"},
         {"tokens", 0, AFF_OPT_STR, &f->tokens, "LIST", "Token ids instead of a text: a,b,c or @FILE."},
-        {"tokenizer", 0, AFF_OPT_STR, &f->tokenizer, "FILE", "tokenizer.json [the one in the model's or the reference's folder]."},
+        {"tokenizer", 0, AFF_OPT_STR, &f->tokenizer, "FILE",
+         "tokenizer.json [the one in the model's or the reference's folder]."},
         {"chunk", 0, AFF_OPT_INT, &f->chunk, "N",
-         "Tokens of a sequence; each starts with begin-of-sequence and knows nothing of the others [512].", NULL, 1, 1e9},
-        {"skip", 0, AFF_OPT_INT, &f->skip, "N", "Leave the first N tokens of every sequence out of the figures [0].", NULL, 0, 1e9},
+         "Tokens of a sequence; each starts with begin-of-sequence and knows nothing of the others [512].", NULL, 1,
+         1e9},
+        {"skip", 0, AFF_OPT_INT, &f->skip, "N", "Leave the first N tokens of every sequence out of the figures [0].",
+         NULL, 0, 1e9},
         {"limit", 0, AFF_OPT_INT, &f->limit, "N", "Only the text's first N tokens [all].", NULL, 1, 1e12},
-        {"save-logits", 0, AFF_OPT_STR, &f->save, "FILE", "Keep the reference's predictions (without --ref, --logits: the model's).", "Output"},
+        {"save-logits", 0, AFF_OPT_STR, &f->save, "FILE",
+         "Keep the reference's predictions (without --ref, --logits: the model's).", "Output"},
         {"top", 0, AFF_OPT_INT, &f->top, "N",
-         "In --save-logits keep the N largest logits of a position and the mass of the others [0: all of them, float32].", NULL, 0,
-         AFF_LOGITS_TOP_MAX},
-        {"worst", 0, AFF_OPT_INT, &f->worst, "N", "Positions to list where the two differ most [10].", NULL, 0, MAX_WORST},
+         "In --save-logits keep the N largest logits of a position and the mass of the others [0: all of them, "
+         "float32].",
+         NULL, 0, AFF_LOGITS_TOP_MAX},
+        {"worst", 0, AFF_OPT_INT, &f->worst, "N", "Positions to list where the two differ most [10].", NULL, 0,
+         MAX_WORST},
         {"json", 0, AFF_OPT_FLAG, &f->json, NULL, "Print one JSON object."},
         {"floor", 0, AFF_OPT_INT, &f->floor, "N",
-         "Positions on which the reference is compared with itself: computed another way, and `fast` against `sim` [256; 0: not at all].",
+         "Positions on which the reference is compared with itself: computed another way, and `fast` against `sim` "
+         "[256; 0: not at all].",
          NULL, 0, 1e12},
-        {"memory", 0, AFF_OPT_INT, &f->memory, "MIB", "For the rows in flight of each model; more reads the weights fewer times [1024].",
-         "Running", 1, 1e9},
+        {"memory", 0, AFF_OPT_INT, &f->memory, "MIB",
+         "For the rows in flight of each model; more reads the weights fewer times [1024].", "Running", 1, 1e9},
         {"threads", 0, AFF_OPT_INT, &f->threads, "N", "Threads [one per CPU]. Changes no result.", NULL, 1, 4096},
-        {"cpu-path", 0, AFF_OPT_STR, &f->cpu_path, "SET", "Use at most this instruction set: scalar, avx2 or avx512. Changes no result."},
+        {"cpu-path", 0, AFF_OPT_STR, &f->cpu_path, "SET",
+         "Use at most this instruction set: scalar, avx2 or avx512. Changes no result."},
         {0}};
-    const aff_usage usage = {"aff-eval", "", "Perplexity of a model on a text, and its distance from a reference: KL divergence and agreement.",
-                             table, 0, 0};
+    const aff_usage usage = {
+        "aff-eval",
+        "",
+        "Perplexity of a model on a text, and its distance from a reference: KL divergence and agreement.",
+        table,
+        0,
+        0};
     int first;
     return aff__options_main(&usage, argc, argv, &first);
 }
@@ -99,7 +116,8 @@ static aff_status one_of(const char *flag, const char *value, const char *const 
 {
     for (*index = 0; *index < 3; ++*index)
         if (strcmp(value, names[*index]) == 0) return AFF_OK;
-    return aff__fail(err, AFF_E_INVALID, "%s: expected %s, %s or %s, got '%s'", flag, names[0], names[1], names[2], value);
+    return aff__fail(err, AFF_E_INVALID, "%s: expected %s, %s or %s, got '%s'", flag, names[0], names[1], names[2],
+                     value);
 }
 
 static aff_status bad(aff_error *err, const char *message)
@@ -111,7 +129,8 @@ static aff_status check_flags(flags *f, aff_error *err)
 {
     static const char *const modes[] = {"math", "sim", "fast"}, *const paths[] = {"scalar", "avx2", "avx512"};
     int i;
-    if (!f->model && !(f->ref && f->save)) return bad(err, "expected a model (-m PATH), or --ref PATH with --save-logits FILE");
+    if (!f->model && !(f->ref && f->save))
+        return bad(err, "expected a model (-m PATH), or --ref PATH with --save-logits FILE");
     if (f->ref && f->logits) return bad(err, "--ref and --logits: expected one of them, got both");
     if (!f->text == !f->tokens) return bad(err, "expected a text: one of --prompt-file FILE and --tokens LIST");
     if (f->save && f->logits) return bad(err, "--save-logits: the reference is already saved (--logits)");
@@ -137,7 +156,9 @@ static const aff_net *any_net(const app *a)
 
 static aff_status open_net(const app *a, aff_net **net, const char *path, aff_numerics mode, aff_error *err)
 {
-    return path ? aff__net_open(net, path, &(aff_net_options){.numerics = mode, .max_layers = (int)a->f.max_layers}, err) : AFF_OK;
+    return path
+               ? aff__net_open(net, path, &(aff_net_options){.numerics = mode, .max_layers = (int)a->f.max_layers}, err)
+               : AFF_OK;
 }
 
 static aff_status open_tokenizer(app *a, aff_error *err)
@@ -150,7 +171,8 @@ static aff_status open_tokenizer(app *a, aff_error *err)
     if (path)
         s = aff__tokenizer_open_for(&a->tok, path, aff__net_config(any_net(a)), err);
     else if (a->f.text)
-        s = aff__fail(err, AFF_E_INVALID, "%s: expected a tokenizer.json beside it, found none: give --tokenizer FILE", aff__net_path(any_net(a)));
+        s = aff__fail(err, AFF_E_INVALID, "%s: expected a tokenizer.json beside it, found none: give --tokenizer FILE",
+                      aff__net_path(any_net(a)));
     free(beside);
     return s;
 }
@@ -163,7 +185,8 @@ static aff_status read_ids(app *a, aff_error *err)
     if (list && list[0] != '@') return aff__idlist_parse(list, strlen(list), "--tokens", &a->ids, &a->n, err);
     const char *name = list ? list + 1 : a->f.text;
     AFF_TRY(aff__read_file(name, file_limit, &text, &size, err));
-    const aff_status s = list ? aff__idlist_parse(text, size, name, &a->ids, &a->n, err) : aff__prompt_ids(a->tok, text, size, name, &a->ids, &a->n, err);
+    const aff_status s = list ? aff__idlist_parse(text, size, name, &a->ids, &a->n, err)
+                              : aff__prompt_ids(a->tok, text, size, name, &a->ids, &a->n, err);
     free(text);
     return s;
 }
@@ -175,14 +198,20 @@ static aff_status read_text(app *a, aff_error *err)
     if (a->f.text) AFF_TRY(read_ids(a, err));
     if (a->ids[0] == aff__net_config(any_net(a))->bos) memmove(a->ids, a->ids + 1, (size_t)--a->n * sizeof *a->ids);
     if (a->f.limit && a->f.limit < a->n) a->n = a->f.limit;
-    return a->n ? AFF_OK : aff__fail(err, AFF_E_INVALID, "%s: expected a text, got begin-of-sequence alone", a->f.text ? a->f.text : "--tokens");
+    return a->n ? AFF_OK
+                : aff__fail(err, AFF_E_INVALID, "%s: expected a text, got begin-of-sequence alone",
+                            a->f.text ? a->f.text : "--tokens");
 }
 
 static aff_status open_save(app *a, aff_error *err)
 {
     const aff_net *net = a->ref ? a->ref : a->model;
-    aff_logits_head h = {.vocab = (uint32_t)aff__net_config(net)->vocab, .top = (uint32_t)a->f.top, .chunk = (uint32_t)a->f.chunk,
-                         .numerics = (uint32_t)aff__net_numerics(net), .bos = (uint32_t)aff__net_config(net)->bos, .positions = (uint64_t)a->n,
+    aff_logits_head h = {.vocab = (uint32_t)aff__net_config(net)->vocab,
+                         .top = (uint32_t)a->f.top,
+                         .chunk = (uint32_t)a->f.chunk,
+                         .numerics = (uint32_t)aff__net_numerics(net),
+                         .bos = (uint32_t)aff__net_config(net)->bos,
+                         .positions = (uint64_t)a->n,
                          .text = aff__text_hash(a->ids, a->n)};
     AFF_TRY(aff__net_fingerprint(net, &h.model, err));
     return aff__logits_create(&a->save, a->f.save, &h, err);
@@ -212,8 +241,8 @@ static bool on_progress(void *ctx, bool ref, int64_t first, int64_t rows, int la
 {
     app *a = ctx;
     if (isatty(STDERR_FILENO)) {
-        fprintf(stderr, "\r\033[K%s%s: tokens %" PRId64 " to %" PRId64 " of %" PRId64 ", layer %d of %d", a->stage, ref ? " (reference)" : "", first,
-                first + rows, a->n, layer, layers);
+        fprintf(stderr, "\r\033[K%s%s: tokens %" PRId64 " to %" PRId64 " of %" PRId64 ", layer %d of %d", a->stage,
+                ref ? " (reference)" : "", first, first + rows, a->n, layer, layers);
         a->shown = true;
     }
     return !interrupted;
@@ -221,9 +250,15 @@ static bool on_progress(void *ctx, bool ref, int64_t first, int64_t rows, int la
 
 static aff_compare comparison(app *a)
 {
-    return (aff_compare){.model = {.net = a->model, .threads = (int)a->f.threads}, .ref = {.net = a->ref, .threads = (int)a->f.threads},
-                         .id = a->ids, .n = a->n, .chunk = a->f.chunk, .bos = (int32_t)aff__net_config(any_net(a))->bos,
-                         .memory = (uint64_t)a->f.memory << 20, .ctx = a, .progress = on_progress};
+    return (aff_compare){.model = {.net = a->model, .threads = (int)a->f.threads},
+                         .ref = {.net = a->ref, .threads = (int)a->f.threads},
+                         .id = a->ids,
+                         .n = a->n,
+                         .chunk = a->f.chunk,
+                         .bos = (int32_t)aff__net_config(any_net(a))->bos,
+                         .memory = (uint64_t)a->f.memory << 20,
+                         .ctx = a,
+                         .progress = on_progress};
 }
 
 static int of5(const app *a)
@@ -232,7 +267,10 @@ static int of5(const app *a)
     return vocab < 5 ? vocab : 5;
 }
 
-static bool with_ref(const app *a) { return a->saved || (a->ref && a->model); }
+static bool with_ref(const app *a)
+{
+    return a->saved || (a->ref && a->model);
+}
 
 /* The same weights computed another way: no bit may differ. */
 static aff_status floor_width(app *a, const aff_net *net, aff_eval_row *row, aff_error *err)
@@ -297,7 +335,10 @@ static aff_status run(app *a, aff_error *err)
 
 /* ---- worst positions ---- */
 
-static double badness(const app *a, int64_t i) { return with_ref(a) ? a->row[i].kl : a->row[i].nll; }
+static double badness(const app *a, int64_t i)
+{
+    return with_ref(a) ? a->row[i].kl : a->row[i].nll;
+}
 
 /* Fills a->worst, the worst first, the earlier first among equals; returns how many. */
 static int find_worst(app *a)
@@ -353,27 +394,32 @@ static void print_floor(const app *a)
     if (!a->floor_n) return;
     printf("\nfloor, on %" PRId64 " tokens of the %s's weights:\n", a->floor_n, a->ref ? "reference" : "model");
     if (a->floor_differ)
-        printf("  another kernel width: %" PRId64 " positions DIFFER; they must be equal to the bit\n", a->floor_differ);
+        printf("  another kernel width: %" PRId64 " positions DIFFER; they must be equal to the bit\n",
+               a->floor_differ);
     else
         printf("  another kernel width: KL 0, every figure equal to the bit\n");
-    printf("  fast against sim:     KL %.6g +- %.2g, median %.6g, p99 %.6g, max %.6g, top-1 %.2f %%\n", a->arithmetic.kl.mean, a->arithmetic.kl.se,
-           a->arithmetic.kl.median, a->arithmetic.kl.p99, a->arithmetic.kl.max, 100 * a->arithmetic.top1);
+    printf("  fast against sim:     KL %.6g +- %.2g, median %.6g, p99 %.6g, max %.6g, top-1 %.2f %%\n",
+           a->arithmetic.kl.mean, a->arithmetic.kl.se, a->arithmetic.kl.median, a->arithmetic.kl.p99,
+           a->arithmetic.kl.max, 100 * a->arithmetic.top1);
 }
 
 static void print_worst(app *a)
 {
     const int n = find_worst(a);
     char t[48], m[48], r[48];
-    if (n) printf("\nworst positions (token of the text, counted from 0):\n%10s %12s %10s%s\n", "token", with_ref(a) ? "KL" : "nll", with_ref(a) ? "nll" : "",
-                  with_ref(a) ? "    ref nll  text / model / reference" : "text / model");
+    if (n)
+        printf("\nworst positions (token of the text, counted from 0):\n%10s %12s %10s%s\n", "token",
+               with_ref(a) ? "KL" : "nll", with_ref(a) ? "nll" : "",
+               with_ref(a) ? "    ref nll  text / model / reference" : "text / model");
     for (int i = 0; i < n; i++) {
         const int32_t at = a->worst[i];
         const aff_eval_row *w = &a->row[at];
         if (with_ref(a))
-            printf("%10d %12.6g %10.4f %10.4f  %s / %s / %s\n", at, w->kl, w->nll, w->ref_nll, token_text(a, a->ids[at], t), token_text(a, w->top, m),
-                   token_text(a, w->ref_top, r));
+            printf("%10d %12.6g %10.4f %10.4f  %s / %s / %s\n", at, w->kl, w->nll, w->ref_nll,
+                   token_text(a, a->ids[at], t), token_text(a, w->top, m), token_text(a, w->ref_top, r));
         else
-            printf("%10d %12.6g            %s / %s\n", at, w->nll, token_text(a, a->ids[at], t), token_text(a, w->top, m));
+            printf("%10d %12.6g            %s / %s\n", at, w->nll, token_text(a, a->ids[at], t),
+                   token_text(a, w->top, m));
     }
 }
 
@@ -381,7 +427,8 @@ static void print_text(app *a)
 {
     const flags *f = &a->f;
     const aff_eval_summary *s = &a->sum;
-    printf("text       %s: %" PRId64 " tokens in sequences of %" PRId64 "; %" PRId64 " judged\n", f->text ? f->text : "token ids", a->n, f->chunk, s->positions);
+    printf("text       %s: %" PRId64 " tokens in sequences of %" PRId64 "; %" PRId64 " judged\n",
+           f->text ? f->text : "token ids", a->n, f->chunk, s->positions);
     printf("model      %s (%s)\n", aff__net_path(any_net(a)), mode_name[a->model ? f->mode : f->ref_mode]);
     if (a->saved)
         printf("reference  %s (saved, %s%s)\n", f->logits, mode_name[aff__logits_head(a->saved)->numerics],
@@ -396,8 +443,8 @@ static void print_text(app *a)
         print_stat("reference nll", &s->ref_nll);
         print_stat("nll - reference nll", &s->delta);
         print_stat("KL(reference, model)", &s->kl);
-        printf("%-22s %11.3f%% %11.3f%%\n%-22s %11.3f%% %11.3f%%\n", "same top 1", 100 * s->top1, 100 * s->top1_se, "shared of top 5", 100 * s->top5,
-               100 * s->top5_se);
+        printf("%-22s %11.3f%% %11.3f%%\n%-22s %11.3f%% %11.3f%%\n", "same top 1", 100 * s->top1, 100 * s->top1_se,
+               "shared of top 5", 100 * s->top5, 100 * s->top5_se);
         print_floor(a);
     }
     print_worst(a);
@@ -407,7 +454,8 @@ static void print_text(app *a)
 
 static json_t *json_stat(const aff_eval_stat *s)
 {
-    return json_pack("{s:f,s:f,s:f,s:f,s:f}", "mean", s->mean, "se", s->se, "median", s->median, "p99", s->p99, "max", s->max);
+    return json_pack("{s:f,s:f,s:f,s:f,s:f}", "mean", s->mean, "se", s->se, "median", s->median, "p99", s->p99, "max",
+                     s->max);
 }
 
 static json_t *json_perplexity(const aff_eval_stat *nll)
@@ -426,7 +474,9 @@ static void json_reference(const app *a, json_t *o, uint64_t fingerprint)
 {
     const aff_eval_summary *s = &a->sum;
     const aff_logits_head *h = a->saved ? aff__logits_head(a->saved) : NULL;
-    json_object_set_new(o, "reference", json_model(h ? a->f.logits : a->f.ref, h ? (aff_numerics)h->numerics : a->f.ref_mode, h ? h->model : fingerprint));
+    json_object_set_new(o, "reference",
+                        json_model(h ? a->f.logits : a->f.ref, h ? (aff_numerics)h->numerics : a->f.ref_mode,
+                                   h ? h->model : fingerprint));
     json_object_set_new(o, "kl_is_lower_bound", json_boolean(h && h->top));
     json_object_set_new(o, "reference_perplexity", json_perplexity(&s->ref_nll));
     json_object_set_new(o, "reference_nll", json_stat(&s->ref_nll));
@@ -435,8 +485,10 @@ static void json_reference(const app *a, json_t *o, uint64_t fingerprint)
     json_object_set_new(o, "top1", json_pack("{s:f,s:f}", "mean", s->top1, "se", s->top1_se));
     json_object_set_new(o, "top5", json_pack("{s:f,s:f}", "mean", s->top5, "se", s->top5_se));
     if (!a->floor_n) return;
-    json_object_set_new(o, "floor", json_pack("{s:I,s:I,s:o,s:f}", "positions", (json_int_t)a->floor_n, "width_differs", (json_int_t)a->floor_differ,
-                                              "fast_sim_kl", json_stat(&a->arithmetic.kl), "fast_sim_top1", a->arithmetic.top1));
+    json_object_set_new(o, "floor",
+                        json_pack("{s:I,s:I,s:o,s:f}", "positions", (json_int_t)a->floor_n, "width_differs",
+                                  (json_int_t)a->floor_differ, "fast_sim_kl", json_stat(&a->arithmetic.kl),
+                                  "fast_sim_top1", a->arithmetic.top1));
 }
 
 static json_t *json_worst(app *a)
@@ -445,8 +497,11 @@ static json_t *json_worst(app *a)
     const int n = find_worst(a);
     for (int i = 0; i < n; i++) {
         const aff_eval_row *w = &a->row[a->worst[i]];
-        json_t *e = json_pack("{s:i,s:i,s:i,s:f}", "position", a->worst[i], "token", a->ids[a->worst[i]], "top", w->top, "nll", w->nll);
-        if (with_ref(a)) json_object_update_new(e, json_pack("{s:i,s:f,s:f}", "reference_top", w->ref_top, "reference_nll", w->ref_nll, "kl", w->kl));
+        json_t *e = json_pack("{s:i,s:i,s:i,s:f}", "position", a->worst[i], "token", a->ids[a->worst[i]], "top", w->top,
+                              "nll", w->nll);
+        if (with_ref(a))
+            json_object_update_new(
+                e, json_pack("{s:i,s:f,s:f}", "reference_top", w->ref_top, "reference_nll", w->ref_nll, "kl", w->kl));
         json_array_append_new(list, e);
     }
     return list;
@@ -460,15 +515,18 @@ static aff_status print_json(app *a, aff_error *err)
     if (a->ref) AFF_TRY(aff__net_fingerprint(a->ref, &ref, err));
     snprintf(hex, sizeof hex, "%016" PRIx64, aff__text_hash(a->ids, a->n));
     json_t *o = json_object();
-    json_object_set_new(o, "text", json_pack("{s:s,s:I,s:I,s:I,s:s}", "name", a->f.text ? a->f.text : "ids", "tokens", (json_int_t)a->n, "chunk",
-                                             (json_int_t)a->f.chunk, "skip", (json_int_t)a->f.skip, "xxh3", hex));
+    json_object_set_new(o, "text",
+                        json_pack("{s:s,s:I,s:I,s:I,s:s}", "name", a->f.text ? a->f.text : "ids", "tokens",
+                                  (json_int_t)a->n, "chunk", (json_int_t)a->f.chunk, "skip", (json_int_t)a->f.skip,
+                                  "xxh3", hex));
     json_object_set_new(o, "model", json_model(aff__net_path(any_net(a)), a->model ? a->f.mode : a->f.ref_mode, model));
     json_object_set_new(o, "positions", json_integer(a->sum.positions));
     json_object_set_new(o, "perplexity", json_perplexity(&a->sum.nll));
     json_object_set_new(o, "nll", json_stat(&a->sum.nll));
     if (with_ref(a)) json_reference(a, o, ref);
     json_object_set_new(o, "worst", json_worst(a));
-    if (json_dumpf(o, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) != 0) aff__fail(err, AFF_E_IO, "standard output: cannot write");
+    if (json_dumpf(o, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) != 0)
+        aff__fail(err, AFF_E_IO, "standard output: cannot write");
     putchar('\n');
     json_decref(o);
     return err->code;
@@ -491,7 +549,9 @@ static int judge(app *a)
         return complain(&err, 1);
     }
     if (a->floor_differ) {
-        aff__fail(&err, AFF_E_UNSUPPORTED, "%" PRId64 " of %" PRId64 " positions depend on kernel width or threads: the figures cannot be reproduced",
+        aff__fail(&err, AFF_E_UNSUPPORTED,
+                  "%" PRId64 " of %" PRId64
+                  " positions depend on kernel width or threads: the figures cannot be reproduced",
                   a->floor_differ, a->floor_n);
         return complain(&err, 1);
     }
@@ -509,7 +569,8 @@ int main(int argc, char **argv)
     sigaction(SIGINT, &stop, NULL); /* the second one kills */
     sigaction(SIGTERM, &stop, NULL);
     sigaction(SIGPIPE, &ignore, NULL); /* an error of the write instead */
-    if (a.f.tokens && read_ids(&a, &err) != AFF_OK) /* a malformed file is a failure of the file, not of the command line */
+    if (a.f.tokens &&
+        read_ids(&a, &err) != AFF_OK) /* a malformed file is a failure of the file, not of the command line */
         code = complain(&err, err.code == AFF_E_INVALID && a.f.tokens[0] != '@' ? 2 : 1);
     else
         code = judge(&a);

@@ -46,8 +46,12 @@ static aff_status run(sums *s, const int32_t *rows, aff_error *err)
     const aff_collect *c = s->c;
     const aff_config *g = aff__net_config(c->net);
     const int64_t sequences = (int64_t)(c->memory / (4 * (uint64_t)g->hc * (uint64_t)g->hidden) / (uint64_t)c->chunk);
-    const int64_t n_sequences = c->n / c->chunk + 1, wave = (sequences < 1 ? 1 : sequences < n_sequences ? sequences : n_sequences) * c->chunk;
-    const aff_sweep_options o = {.threads = c->threads, .chunk = c->chunk, .rows = wave, .watch = watch, .ctx = s, .progress = on_layer};
+    const int64_t n_sequences = c->n / c->chunk + 1, wave = (sequences < 1             ? 1
+                                                             : sequences < n_sequences ? sequences
+                                                                                       : n_sequences) *
+                                                            c->chunk;
+    const aff_sweep_options o = {
+        .threads = c->threads, .chunk = c->chunk, .rows = wave, .watch = watch, .ctx = s, .progress = on_layer};
     aff_sweep *w;
     AFF_TRY(aff__sweep_create(&w, c->net, &o, err));
     aff_status st = AFF_OK;
@@ -83,15 +87,17 @@ static aff_status declare(const sums *s, aff_gguf_out *o, uint64_t *index, aff_e
     return aff__gguf_out_begin(o, err);
 }
 
-static aff_status write_part(const sums *s, aff_gguf_out *o, int l, int p, const uint64_t *index, float *buf, aff_error *err)
+static aff_status write_part(const sums *s, aff_gguf_out *o, int l, int p, const uint64_t *index, float *buf,
+                             aff_error *err)
 {
     const int cols = p == 2 ? s->inter : s->hidden;
     const double *sum = (p == 2 ? s->h : s->x) + (int64_t)l * s->experts * cols;
     for (int64_t i = 0; i < (int64_t)s->experts * cols; i++) {
         buf[i] = (float)sum[i];
         if (!isfinite(buf[i]))
-            return aff__fail(err, AFF_E_FORMAT, "layer %d, expert %lld: the inputs of %s are not finite: the model or the text is broken", l,
-                             (long long)(i / cols), part_name[p]);
+            return aff__fail(err, AFF_E_FORMAT,
+                             "layer %d, expert %lld: the inputs of %s are not finite: the model or the text is broken",
+                             l, (long long)(i / cols), part_name[p]);
     }
     AFF_TRY(aff__gguf_out_data(o, index[0], buf, err));
     for (int e = 0; e < s->experts; e++) buf[e] = (float)s->counts[(int64_t)l * s->experts + e];
@@ -108,7 +114,8 @@ static aff_status write_all(const sums *s, const char *path, aff_error *err)
     aff_status st = aff__calloc(&index, (uint64_t)s->layers * 6, sizeof *index, path, err);
     if (st == AFF_OK) st = aff__calloc(&buf, (uint64_t)s->experts * wide, sizeof *buf, path, err);
     if (st == AFF_OK) st = declare(s, o, index, err);
-    for (int i = 0; i < 3 * s->layers && st == AFF_OK; i++) st = write_part(s, o, i / 3, i % 3, index + 2 * i, buf, err);
+    for (int i = 0; i < 3 * s->layers && st == AFF_OK; i++)
+        st = write_part(s, o, i / 3, i % 3, index + 2 * i, buf, err);
     free(index);
     free(buf);
     if (st == AFF_OK) return aff__gguf_out_finish(o, err);

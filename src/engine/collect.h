@@ -1,8 +1,10 @@
-/* collect.h - an importance matrix of our own: how large the inputs of every routed expert's columns are over a text (spec quantiser 8).
+/* collect.h - an importance matrix of our own: how large the inputs of every routed expert's columns are over a text
+ * (spec quantiser 8).
  *
- * The text runs in sequences as in compare.h, layer by layer. Per (layer, expert): how many rows were routed to it, the sum of x[j]^2 over
- * them for the input x of gate and up, and of h[j]^2 for the input h of down - what the matrix is multiplied with, so h carries the
- * router's weight. Sums are double in the order of rows; the file is a function of the text and the model. */
+ * The text runs in sequences as in compare.h, layer by layer. Per (layer, expert): how many rows were routed to it, the
+ * sum of x[j]^2 over them for the input x of gate and up, and of h[j]^2 for the input h of down - what the matrix is
+ * multiplied with, so h carries the router's weight. Sums are double in the order of rows; the file is a function of
+ * the text and the model. */
 #ifndef AFF_ENGINE_COLLECT_H
 #define AFF_ENGINE_COLLECT_H
 #include "model/sweep.h"
@@ -25,7 +27,7 @@ typedef struct aff_collected {
     int64_t pairs;  /* of so many */
 } aff_collected;
 
-/* Writes the GGUF `path` (llama.cpp's names; in_sum2 and counts of ffn_gate_exps, ffn_up_exps, ffn_down_exps), which appears when it is
- * complete. */
+/* Writes the GGUF `path` (llama.cpp's names; in_sum2 and counts of ffn_gate_exps, ffn_up_exps, ffn_down_exps), which
+ * appears when it is complete. */
 aff_status aff__collect_imatrix(const aff_collect *c, const char *path, aff_collected *out, aff_error *err);
 #endif

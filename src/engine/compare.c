@@ -40,18 +40,22 @@ aff_status aff__text_rows(const int32_t *id, int64_t n, int64_t chunk, int32_t b
     return AFF_OK;
 }
 
-uint64_t aff__text_hash(const int32_t *id, int64_t n) { return XXH3_64bits(id, (size_t)n * sizeof *id); }
+uint64_t aff__text_hash(const int32_t *id, int64_t n)
+{
+    return XXH3_64bits(id, (size_t)n * sizeof *id);
+}
 
 aff_status aff__text_check(const int32_t *id, int64_t n, int64_t chunk, const aff_net *net, aff_error *err)
 {
     const aff_config *a = aff__net_config(net);
     if (n < 1) return aff__fail(err, AFF_E_INVALID, "text: expected at least 1 token, got %" PRId64, n);
     if (chunk < 1 || chunk > a->max_positions)
-        return aff__fail(err, AFF_E_INVALID, "%s: tokens of a sequence: expected 1 to %" PRId64 ", got %" PRId64, aff__net_path(net), a->max_positions,
-                         chunk);
+        return aff__fail(err, AFF_E_INVALID, "%s: tokens of a sequence: expected 1 to %" PRId64 ", got %" PRId64,
+                         aff__net_path(net), a->max_positions, chunk);
     for (int64_t i = 0; i < n; i++)
         if (id[i] < 0 || id[i] >= a->vocab)
-            return aff__fail(err, AFF_E_INVALID, "text: token %" PRId64 ": expected an id of 0 to %d, got %d", i + 1, a->vocab - 1, id[i]);
+            return aff__fail(err, AFF_E_INVALID, "text: token %" PRId64 ": expected an id of 0 to %d, got %d", i + 1,
+                             a->vocab - 1, id[i]);
     return AFF_OK;
 }
 
@@ -60,15 +64,20 @@ static aff_status check(const aff_compare *c, const aff_net *any, aff_error *err
     const aff_config *a = aff__net_config(any);
     AFF_TRY(aff__text_check(c->id, c->n, c->chunk, any, err));
     if (c->ref.net && c->model.net && aff__net_config(c->ref.net)->vocab != a->vocab)
-        return aff__fail(err, AFF_E_INVALID, "%s: expected a vocabulary of %d as in %s, got %d", aff__net_path(c->ref.net), a->vocab,
-                         aff__net_path(c->model.net), aff__net_config(c->ref.net)->vocab);
+        return aff__fail(err, AFF_E_INVALID, "%s: expected a vocabulary of %d as in %s, got %d",
+                         aff__net_path(c->ref.net), a->vocab, aff__net_path(c->model.net),
+                         aff__net_config(c->ref.net)->vocab);
     if (!c->saved) return AFF_OK;
     const aff_logits_head *h = aff__logits_head(c->saved);
     if (h->vocab != (uint32_t)a->vocab)
-        return aff__fail(err, AFF_E_INVALID, "saved logits: expected a vocabulary of %d, got %u: they are of another model", a->vocab, h->vocab);
-    if (h->positions != (uint64_t)c->n || h->text != aff__text_hash(c->id, c->n) || h->chunk != (uint64_t)c->chunk || h->bos != (uint32_t)c->bos)
         return aff__fail(err, AFF_E_INVALID,
-                         "saved logits: they are of another text: %" PRIu64 " tokens in sequences of %u, got %" PRId64 " in sequences of %" PRId64,
+                         "saved logits: expected a vocabulary of %d, got %u: they are of another model", a->vocab,
+                         h->vocab);
+    if (h->positions != (uint64_t)c->n || h->text != aff__text_hash(c->id, c->n) || h->chunk != (uint64_t)c->chunk ||
+        h->bos != (uint32_t)c->bos)
+        return aff__fail(err, AFF_E_INVALID,
+                         "saved logits: they are of another text: %" PRIu64 " tokens in sequences of %u, got %" PRId64
+                         " in sequences of %" PRId64,
                          h->positions, h->chunk, c->n, c->chunk);
     return AFF_OK;
 }
@@ -89,13 +98,20 @@ static int64_t rows_of_wave(const aff_compare *c, const aff_net *net)
     return most < c->n ? most : c->n;
 }
 
-static aff_status side_create(side *s, const aff_compare *c, const aff_compare_side *o, bool is_ref, int64_t rows, aff_error *err)
+static aff_status side_create(side *s, const aff_compare *c, const aff_compare_side *o, bool is_ref, int64_t rows,
+                              aff_error *err)
 {
     *s = (side){.c = c, .o = o, .is_ref = is_ref, .level = aff__cpu_level()};
     if (!o->net) return AFF_OK;
-    const aff_sweep_options w = {.threads = o->threads, .chunk = c->chunk, .rows = rows, .pass = o->pass, .ctx = s, .progress = c->progress ? on_layer : NULL};
+    const aff_sweep_options w = {.threads = o->threads,
+                                 .chunk = c->chunk,
+                                 .rows = rows,
+                                 .pass = o->pass,
+                                 .ctx = s,
+                                 .progress = c->progress ? on_layer : NULL};
     AFF_TRY(aff__sweep_create(&s->sweep, o->net, &w, err));
-    return aff__calloc(&s->logits, BLOCK * (uint64_t)aff__net_config(o->net)->vocab, sizeof(float), "logits of a block", err);
+    return aff__calloc(&s->logits, BLOCK * (uint64_t)aff__net_config(o->net)->vocab, sizeof(float), "logits of a block",
+                       err);
 }
 
 static void side_free(side *s)
@@ -134,11 +150,12 @@ static aff_status score_row(scoring *s, int64_t i, int thread, aff_error *err)
     aff_eval_ref ref;
     const bool with = c->saved || (s->ref->sweep && s->model->sweep);
     if (c->saved)
-        AFF_TRY(aff__logits_get(c->saved, (uint64_t)at, target, s->logit + (uint64_t)thread * s->width, s->id + (uint64_t)thread * s->width, &ref, err));
+        AFF_TRY(aff__logits_get(c->saved, (uint64_t)at, target, s->logit + (uint64_t)thread * s->width,
+                                s->id + (uint64_t)thread * s->width, &ref, err));
     else if (with)
         AFF_TRY(aff__eval_full(s->ref->logits + i * s->vocab, s->vocab, target, &ref, err));
-    return aff__eval_compare(with ? &ref : NULL, subject->logits + i * s->vocab, s->vocab, target, s->used + (uint64_t)thread * (uint64_t)s->vocab,
-                             &s->row[at], err);
+    return aff__eval_compare(with ? &ref : NULL, subject->logits + i * s->vocab, s->vocab, target,
+                             s->used + (uint64_t)thread * (uint64_t)s->vocab, &s->row[at], err);
 }
 
 static void score_task(void *ctx, int64_t i, int thread)
@@ -148,13 +165,15 @@ static void score_task(void *ctx, int64_t i, int thread)
 }
 
 /* Logits of a block of rows, saved and scored. */
-static aff_status block(scoring *s, side *model, side *ref, int64_t wave, int64_t first, int64_t n, aff_pool *pool, aff_error *err)
+static aff_status block(scoring *s, side *model, side *ref, int64_t wave, int64_t first, int64_t n, aff_pool *pool,
+                        aff_error *err)
 {
     const aff_compare *c = s->c;
     AFF_TRY(side_logits(ref, first - wave, n, err));
     AFF_TRY(side_logits(model, first - wave, n, err));
     const side *kept = ref->sweep ? ref : model;
-    for (int64_t i = 0; i < n && c->save; i++) AFF_TRY(aff__logits_put(c->save, kept->logits + i * s->vocab, c->id[first + i], err));
+    for (int64_t i = 0; i < n && c->save; i++)
+        AFF_TRY(aff__logits_put(c->save, kept->logits + i * s->vocab, c->id[first + i], err));
     s->first = first;
     s->count = n;
     aff__pool_run(pool, score_task, s, n);
@@ -164,13 +183,15 @@ static aff_status block(scoring *s, side *model, side *ref, int64_t wave, int64_
     return AFF_OK;
 }
 
-static aff_status waves(scoring *s, side *model, side *ref, const int32_t *rows, int64_t wave, aff_pool *pool, aff_error *err)
+static aff_status waves(scoring *s, side *model, side *ref, const int32_t *rows, int64_t wave, aff_pool *pool,
+                        aff_error *err)
 {
     for (int64_t at = 0; at < s->c->n; at += wave) {
         const int64_t n = s->c->n - at < wave ? s->c->n - at : wave;
         AFF_TRY(side_run(ref, rows, at, n, err));
         AFF_TRY(side_run(model, rows, at, n, err));
-        for (int64_t b = 0; b < n; b += BLOCK) AFF_TRY(block(s, model, ref, at, at + b, n - b < BLOCK ? n - b : BLOCK, pool, err));
+        for (int64_t b = 0; b < n; b += BLOCK)
+            AFF_TRY(block(s, model, ref, at, at + b, n - b < BLOCK ? n - b : BLOCK, pool, err));
     }
     return AFF_OK;
 }

@@ -1,13 +1,14 @@
-/* compare.h - a model against another, or against saved logits, over a text. Both run layer by layer (model/sweep.h), as many rows at a
- * time as the memory allowed holds, so either may be larger than the machine's memory. */
+/* compare.h - a model against another, or against saved logits, over a text. Both run layer by layer (model/sweep.h),
+ * as many rows at a time as the memory allowed holds, so either may be larger than the machine's memory. */
 #ifndef AFF_ENGINE_COMPARE_H
 #define AFF_ENGINE_COMPARE_H
 #include "base/cpu.h"
 #include "engine/logits_file.h"
 #include "model/sweep.h"
 
-/* The rows that predict the tokens id[0..n): sequences of `chunk` rows, each begin-of-sequence and then the tokens before; so row i, at
- * position i % chunk of its sequence, predicts id[i], and each token is predicted once. *rows is malloc'ed. */
+/* The rows that predict the tokens id[0..n): sequences of `chunk` rows, each begin-of-sequence and then the tokens
+ * before; so row i, at position i % chunk of its sequence, predicts id[i], and each token is predicted once. *rows is
+ * malloc'ed. */
 aff_status aff__text_rows(const int32_t *id, int64_t n, int64_t chunk, int32_t bos, int32_t **rows, aff_error *err);
 /* Refuses ids outside the vocabulary, an empty text, and sequences longer than the model's context. */
 aff_status aff__text_check(const int32_t *id, int64_t n, int64_t chunk, const aff_net *net, aff_error *err);
@@ -36,7 +37,7 @@ typedef struct aff_compare {
     bool (*progress)(void *ctx, bool ref, int64_t first, int64_t rows, int layer, int layers);
 } aff_compare;
 
-/* Fills row[0..n). model.net NULL is allowed when there is ref.net and save: rows are then those of a model without reference. The
- * two must have one vocabulary, and `saved` this text, chunk and begin of sequence. */
+/* Fills row[0..n). model.net NULL is allowed when there is ref.net and save: rows are then those of a model without
+ * reference. The two must have one vocabulary, and `saved` this text, chunk and begin of sequence. */
 aff_status aff__compare(const aff_compare *c, aff_eval_row *row, aff_error *err);
 #endif

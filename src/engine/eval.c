@@ -9,7 +9,8 @@ aff_status aff__eval_lse(const float *l, int n, double *lse, aff_error *err)
     float most = l[0];
     double sum = 0;
     for (int i = 0; i < n; i++) {
-        if (!isfinite(l[i])) return aff__fail(err, AFF_E_FORMAT, "logit of id %d: expected a finite number, got %g", i, (double)l[i]);
+        if (!isfinite(l[i]))
+            return aff__fail(err, AFF_E_FORMAT, "logit of id %d: expected a finite number, got %g", i, (double)l[i]);
         most = l[i] > most ? l[i] : most;
     }
     for (int i = 0; i < n; i++) sum += exp((double)l[i] - (double)most);
@@ -18,7 +19,10 @@ aff_status aff__eval_lse(const float *l, int n, double *lse, aff_error *err)
 }
 
 /* a stands before b in the order of aff__eval_top. */
-static bool before(const float *l, int32_t a, int32_t b) { return l[a] > l[b] || (l[a] == l[b] && a < b); }
+static bool before(const float *l, int32_t a, int32_t b)
+{
+    return l[a] > l[b] || (l[a] == l[b] && a < b);
+}
 
 /* Lets the entry at i sink in a heap whose root is the one that stands last. */
 static void sink(const float *l, int32_t *heap, int n, int i)
@@ -82,7 +86,8 @@ static int ref_top(const aff_eval_ref *r, int32_t ids[5])
     return k;
 }
 
-aff_status aff__eval_compare(const aff_eval_ref *ref, const float *l, int vocab, int32_t target, uint8_t *used, aff_eval_row *out, aff_error *err)
+aff_status aff__eval_compare(const aff_eval_ref *ref, const float *l, int vocab, int32_t target, uint8_t *used,
+                             aff_eval_row *out, aff_error *err)
 {
     double lse = 0;
     int32_t mine[5], theirs[5];
@@ -114,7 +119,8 @@ aff_status aff__eval_stat(const double *v, int64_t n, aff_eval_stat *out, aff_er
     memcpy(s, v, (size_t)n * sizeof *s);
     qsort(s, (size_t)n, sizeof *s, ascending);
     for (int64_t i = 0; i < n; i++) sum += v[i];
-    *out = (aff_eval_stat){.n = n, .mean = sum / (double)n, .median = s[(n - 1) / 2], .p99 = s[(99 * n + 99) / 100 - 1], .max = s[n - 1]};
+    *out = (aff_eval_stat){
+        .n = n, .mean = sum / (double)n, .median = s[(n - 1) / 2], .p99 = s[(99 * n + 99) / 100 - 1], .max = s[n - 1]};
     for (int64_t i = 0; i < n; i++) dev += (v[i] - out->mean) * (v[i] - out->mean);
     if (n > 1) out->se = sqrt(dev / (double)(n - 1) / (double)n);
     free(s);
@@ -150,8 +156,8 @@ static void gather(gathered *g, const aff_eval_row *row, int64_t n, int64_t chun
     }
 }
 
-aff_status aff__eval_summarise(const aff_eval_row *row, int64_t n, int64_t chunk, int64_t skip, bool with_ref, int of5, aff_eval_summary *out,
-                               aff_error *err)
+aff_status aff__eval_summarise(const aff_eval_row *row, int64_t n, int64_t chunk, int64_t skip, bool with_ref, int of5,
+                               aff_eval_summary *out, aff_error *err)
 {
     aff_eval_stat top5 = {0}, *stat[] = {&out->nll, &out->ref_nll, &out->delta, &out->kl, &top5};
     gathered g = {0};
@@ -161,7 +167,8 @@ aff_status aff__eval_summarise(const aff_eval_row *row, int64_t n, int64_t chunk
     for (int what = NLL; what <= (with_ref ? TOP5 : NLL) && s == AFF_OK; what++) {
         gather(&g, row, n, chunk, skip, what, of5);
         s = g.n ? aff__eval_stat(g.v, g.n, stat[what], err)
-                : aff__fail(err, AFF_E_INVALID, "no position is left after the first %lld of every sequence", (long long)skip);
+                : aff__fail(err, AFF_E_INVALID, "no position is left after the first %lld of every sequence",
+                            (long long)skip);
     }
     free(g.v);
     if (s != AFF_OK) return s;

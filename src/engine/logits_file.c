@@ -63,14 +63,17 @@ aff_status aff__logits_create(aff_logits_out **out, const char *path, const aff_
 {
     aff_logits_out *o;
     *out = NULL;
-    if (!h->vocab || h->vocab > INT32_MAX || !h->positions || (h->top && (h->top < AFF_LOGITS_TOP_MIN || h->top > AFF_LOGITS_TOP_MAX || h->top > h->vocab)))
-        return aff__fail(err, AFF_E_INVALID, "%s: %u logits a row: expected 0 (all) or %d to %d, at most the vocabulary (%u)", path, h->top,
+    if (!h->vocab || h->vocab > INT32_MAX || !h->positions ||
+        (h->top && (h->top < AFF_LOGITS_TOP_MIN || h->top > AFF_LOGITS_TOP_MAX || h->top > h->vocab)))
+        return aff__fail(err, AFF_E_INVALID,
+                         "%s: %u logits a row: expected 0 (all) or %d to %d, at most the vocabulary (%u)", path, h->top,
                          AFF_LOGITS_TOP_MIN, AFF_LOGITS_TOP_MAX, h->vocab);
     AFF_TRY(aff__calloc(&o, 1, sizeof *o, path, err));
     o->head = *h;
     aff_status s = aff__calloc(&o->row, row_bytes(h), 1, path, err);
     if (s == AFF_OK) s = aff__calloc(&o->ids, h->top, sizeof *o->ids, path, err);
-    if (s == AFF_OK && !(o->hash = XXH3_createState())) s = aff__fail(err, AFF_E_NOMEM, "%s: cannot allocate a hash state", path);
+    if (s == AFF_OK && !(o->hash = XXH3_createState()))
+        s = aff__fail(err, AFF_E_NOMEM, "%s: cannot allocate a hash state", path);
     if (s == AFF_OK) s = aff__out_open(&o->file, path, err);
     if (s == AFF_OK)
         o->open = true;
@@ -105,8 +108,8 @@ aff_status aff__logits_put(aff_logits_out *o, const float *l, int32_t target, af
 {
     const uint64_t n = row_bytes(&o->head);
     if (o->done == o->head.positions || target < 0 || (uint32_t)target >= o->head.vocab)
-        return aff__fail(err, AFF_E_INVALID, "%s: row %" PRIu64 " of %" PRIu64 ", token %d of %u", o->file.path, o->done, o->head.positions, target,
-                         o->head.vocab);
+        return aff__fail(err, AFF_E_INVALID, "%s: row %" PRIu64 " of %" PRIu64 ", token %d of %u", o->file.path,
+                         o->done, o->head.positions, target, o->head.vocab);
     if (o->head.top)
         AFF_TRY(pack_top(o, l, target, err));
     else
@@ -120,7 +123,8 @@ aff_status aff__logits_finish(aff_logits_out *o, aff_error *err)
     uint8_t b[HEADER];
     aff_status s = AFF_OK;
     if (o->done != o->head.positions)
-        s = aff__fail(err, AFF_E_INVALID, "%s: %" PRIu64 " of %" PRIu64 " rows", o->file.path, o->done, o->head.positions);
+        s = aff__fail(err, AFF_E_INVALID, "%s: %" PRIu64 " of %" PRIu64 " rows", o->file.path, o->done,
+                      o->head.positions);
     header_put(b, &o->head, XXH3_64bits_digest(o->hash));
     if (s == AFF_OK) s = aff__out_write(&o->file, b, HEADER, 0, err);
     if (s == AFF_OK) {
@@ -159,13 +163,15 @@ static aff_status check_header(const aff_logits_in *f, bool check_all, aff_error
     memcpy(&version, f->data + 8, 4);
     memcpy(&own, f->data + CHECKED, 8);
     if (version != 1) return aff__fail(err, AFF_E_UNSUPPORTED, "%s: expected version 1, got %u", f->path, version);
-    if (own != XXH3_64bits(f->data, CHECKED)) return aff__fail(err, AFF_E_FORMAT, "%s: its header is damaged (checksum)", f->path);
+    if (own != XXH3_64bits(f->data, CHECKED))
+        return aff__fail(err, AFF_E_FORMAT, "%s: its header is damaged (checksum)", f->path);
     if (!h->vocab || h->vocab > INT32_MAX || !h->positions || h->numerics > 2 ||
         (h->top && (h->top < AFF_LOGITS_TOP_MIN || h->top > AFF_LOGITS_TOP_MAX || h->top > h->vocab)))
-        return aff__fail(err, AFF_E_FORMAT, "%s: header: vocabulary %u, %" PRIu64 " positions, top %u make no sense", f->path, h->vocab,
-                         h->positions, h->top);
+        return aff__fail(err, AFF_E_FORMAT, "%s: header: vocabulary %u, %" PRIu64 " positions, top %u make no sense",
+                         f->path, h->vocab, h->positions, h->top);
     if (!aff__mul_ok(h->positions, row_bytes(h), &bytes) || !aff__add_ok(bytes, HEADER, &bytes) || bytes != f->size)
-        return aff__fail(err, AFF_E_FORMAT, "%s: expected %" PRIu64 " rows of %" PRIu64 " bytes after %d, got a file of %" PRIu64, f->path,
+        return aff__fail(err, AFF_E_FORMAT,
+                         "%s: expected %" PRIu64 " rows of %" PRIu64 " bytes after %d, got a file of %" PRIu64, f->path,
                          h->positions, row_bytes(h), HEADER, f->size);
     memcpy(&want, f->data + DATA_HASH, 8);
     if (check_all && want != XXH3_64bits(f->data + HEADER, (size_t)(f->size - HEADER)))
@@ -173,7 +179,8 @@ static aff_status check_header(const aff_logits_in *f, bool check_all, aff_error
     return AFF_OK;
 }
 
-static aff_status open_bytes(aff_logits_in **out, aff_map map, const uint8_t *data, uint64_t size, const char *name, bool check_all, aff_error *err)
+static aff_status open_bytes(aff_logits_in **out, aff_map map, const uint8_t *data, uint64_t size, const char *name,
+                             bool check_all, aff_error *err)
 {
     aff_logits_in *f = NULL;
     aff_status s = aff__calloc(&f, 1, sizeof *f, name, err);
@@ -205,7 +212,8 @@ aff_status aff__logits_open(aff_logits_in **out, const char *path, bool check_al
     return open_bytes(out, map, map.data, map.size, path, check_all, err);
 }
 
-aff_status aff__logits_open_memory(aff_logits_in **out, const void *data, size_t size, const char *name, bool check_all, aff_error *err)
+aff_status aff__logits_open_memory(aff_logits_in **out, const void *data, size_t size, const char *name, bool check_all,
+                                   aff_error *err)
 {
     *out = NULL;
     return open_bytes(out, (aff_map){0}, data, size, name, check_all, err);
@@ -219,9 +227,13 @@ void aff__logits_close(aff_logits_in *f)
     free(f);
 }
 
-const aff_logits_head *aff__logits_head(const aff_logits_in *f) { return &f->head; }
+const aff_logits_head *aff__logits_head(const aff_logits_in *f)
+{
+    return &f->head;
+}
 
-static aff_status unpack_top(const aff_logits_in *f, const uint8_t *p, uint64_t i, float *logit, int32_t *id, aff_eval_ref *r, aff_error *err)
+static aff_status unpack_top(const aff_logits_in *f, const uint8_t *p, uint64_t i, float *logit, int32_t *id,
+                             aff_eval_ref *r, aff_error *err)
 {
     const uint32_t N = f->head.top;
     *r = (aff_eval_ref){.n = (int)N, .id = id, .logit = logit};
@@ -235,14 +247,17 @@ static aff_status unpack_top(const aff_logits_in *f, const uint8_t *p, uint64_t 
         ok = id[k] >= 0 && (uint32_t)id[k] < f->head.vocab && isfinite(logit[k]);
         if (ok && k) ok = logit[k] < logit[k - 1] || (logit[k] == logit[k - 1] && id[k] > id[k - 1]);
     }
-    if (!ok) return aff__fail(err, AFF_E_FORMAT, "%s: row %" PRIu64 ": numbers out of range or out of order", f->path, i);
+    if (!ok)
+        return aff__fail(err, AFF_E_FORMAT, "%s: row %" PRIu64 ": numbers out of range or out of order", f->path, i);
     return AFF_OK;
 }
 
-aff_status aff__logits_get(const aff_logits_in *f, uint64_t i, int32_t target, float *logit, int32_t *id, aff_eval_ref *r, aff_error *err)
+aff_status aff__logits_get(const aff_logits_in *f, uint64_t i, int32_t target, float *logit, int32_t *id,
+                           aff_eval_ref *r, aff_error *err)
 {
     if (i >= f->head.positions || target < 0 || (uint32_t)target >= f->head.vocab)
-        return aff__fail(err, AFF_E_INVALID, "%s: row %" PRIu64 " of %" PRIu64 ", token %d of %u", f->path, i, f->head.positions, target, f->head.vocab);
+        return aff__fail(err, AFF_E_INVALID, "%s: row %" PRIu64 " of %" PRIu64 ", token %d of %u", f->path, i,
+                         f->head.positions, target, f->head.vocab);
     const uint8_t *p = f->data + HEADER + i * row_bytes(&f->head);
     if (f->head.top) return unpack_top(f, p, i, logit, id, r, err);
     memcpy(logit, p, (size_t)row_bytes(&f->head));

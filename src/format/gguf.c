@@ -36,7 +36,8 @@ typedef struct cursor {
 static aff_status need(const cursor *c, uint64_t n, aff_error *err)
 {
     if (aff__range_ok(c->at, n, c->g->size)) return AFF_OK;
-    return aff__fail(err, AFF_E_FORMAT, "%s: %s at byte %" PRIu64 ": expected %" PRIu64 " more bytes, the file has %" PRIu64, c->g->path,
+    return aff__fail(err, AFF_E_FORMAT,
+                     "%s: %s at byte %" PRIu64 ": expected %" PRIu64 " more bytes, the file has %" PRIu64, c->g->path,
                      c->what, c->at, n, c->g->size);
 }
 
@@ -69,13 +70,14 @@ static aff_status get_name(cursor *c, char **out, aff_error *err)
     uint64_t n;
     AFF_TRY(get64(c, &n, err));
     if (n == 0 || n > 65535)
-        return aff__fail(err, AFF_E_FORMAT, "%s: %s at byte %" PRIu64 ": expected a name of 1 to 65535 bytes, got %" PRIu64, c->g->path,
+        return aff__fail(err, AFF_E_FORMAT,
+                         "%s: %s at byte %" PRIu64 ": expected a name of 1 to 65535 bytes, got %" PRIu64, c->g->path,
                          c->what, c->at - 8, n);
     AFF_TRY(need(c, n, err));
     for (uint64_t i = 0; i < n; i++)
         if (c->g->bytes[c->at + i] < ' ' || c->g->bytes[c->at + i] == 127)
-            return aff__fail(err, AFF_E_FORMAT, "%s: %s at byte %" PRIu64 ": its name has a control character", c->g->path, c->what,
-                             c->at + i);
+            return aff__fail(err, AFF_E_FORMAT, "%s: %s at byte %" PRIu64 ": its name has a control character",
+                             c->g->path, c->what, c->at + i);
     AFF_TRY(aff__strndup(out, (const char *)c->g->bytes + c->at, (size_t)n, err));
     c->at += n;
     return AFF_OK;
@@ -100,7 +102,8 @@ static aff_status skip_string(cursor *c, aff_error *err)
 
 static aff_status bad_type(const cursor *c, const char *key, uint32_t type, aff_error *err)
 {
-    return aff__fail(err, AFF_E_FORMAT, "%s: key '%s': value type %u is unknown or not supported here", c->g->path, key, type);
+    return aff__fail(err, AFF_E_FORMAT, "%s: key '%s': value type %u is unknown or not supported here", c->g->path, key,
+                     type);
 }
 
 static aff_status skip_array(cursor *c, const char *key, aff_error *err)
@@ -140,7 +143,10 @@ static aff_status get_kv(cursor *c, gguf_kv *kv, aff_error *err)
     return AFF_OK;
 }
 
-static int by_key(const void *a, const void *b) { return strcmp(((const gguf_kv *)a)->key, ((const gguf_kv *)b)->key); }
+static int by_key(const void *a, const void *b)
+{
+    return strcmp(((const gguf_kv *)a)->key, ((const gguf_kv *)b)->key);
+}
 
 static const gguf_kv *find_kv(const aff_gguf *g, const char *key)
 {
@@ -151,7 +157,8 @@ static const gguf_kv *find_kv(const aff_gguf *g, const char *key)
 static aff_status read_keys(aff_gguf *g, cursor *c, uint64_t n, aff_error *err)
 {
     if (n > (g->size - c->at) / MIN_KV)
-        return aff__fail(err, AFF_E_FORMAT, "%s: %" PRIu64 " keys announced, the file has %" PRIu64 " bytes", g->path, n, g->size);
+        return aff__fail(err, AFF_E_FORMAT, "%s: %" PRIu64 " keys announced, the file has %" PRIu64 " bytes", g->path,
+                         n, g->size);
     AFF_TRY(aff__calloc(&g->kv, n, sizeof *g->kv, g->path, err));
     c->what = "key";
     while (g->n_kv < n) {
@@ -161,7 +168,8 @@ static aff_status read_keys(aff_gguf *g, cursor *c, uint64_t n, aff_error *err)
     }
     if (n) qsort(g->kv, (size_t)n, sizeof *g->kv, by_key);
     for (uint64_t i = 1; i < n; i++)
-        if (by_key(&g->kv[i - 1], &g->kv[i]) == 0) return aff__fail(err, AFF_E_FORMAT, "%s: key '%s' is there twice", g->path, g->kv[i].key);
+        if (by_key(&g->kv[i - 1], &g->kv[i]) == 0)
+            return aff__fail(err, AFF_E_FORMAT, "%s: key '%s' is there twice", g->path, g->kv[i].key);
     return AFF_OK;
 }
 
@@ -171,15 +179,24 @@ static aff_status read_keys(aff_gguf *g, cursor *c, uint64_t n, aff_error *err)
 static unsigned element_size(uint32_t type)
 {
     switch (type) {
-    case 0: return 4;  /* F32 */
-    case 1: return 2;  /* F16 */
-    case 24: return 1; /* I8 */
-    case 25: return 2; /* I16 */
-    case 26: return 4; /* I32 */
-    case 27: return 8; /* I64 */
-    case 28: return 8; /* F64 */
-    case 30: return 2; /* BF16 */
-    default: return 0;
+    case 0:
+        return 4; /* F32 */
+    case 1:
+        return 2; /* F16 */
+    case 24:
+        return 1; /* I8 */
+    case 25:
+        return 2; /* I16 */
+    case 26:
+        return 4; /* I32 */
+    case 27:
+        return 8; /* I64 */
+    case 28:
+        return 8; /* F64 */
+    case 30:
+        return 2; /* BF16 */
+    default:
+        return 0;
     }
 }
 
@@ -192,14 +209,16 @@ static aff_status get_tensor(cursor *c, aff_gguf_tensor *t, uint64_t *offset, af
     AFF_TRY(get_name(c, &name, err));
     t->name = name;
     AFF_TRY(get32(c, &n, err));
-    if (n > 4) return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s': expected at most 4 dimensions, got %u", path, name, n);
+    if (n > 4)
+        return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s': expected at most 4 dimensions, got %u", path, name, n);
     t->ndim = (int)n;
     t->size = 1;
     for (uint32_t i = 0; i < 4; i++) {
         t->dims[i] = 1;
         if (i < n) AFF_TRY(get64(c, &t->dims[i], err));
         if (t->dims[i] == 0 || !aff__mul_ok(t->size, t->dims[i], &t->size))
-            return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s': dimension %u is 0 or the product overflows", path, name, i);
+            return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s': dimension %u is 0 or the product overflows", path,
+                             name, i);
     }
     AFF_TRY(get32(c, &t->type, err));
     AFF_TRY(get64(c, offset, err));
@@ -208,7 +227,10 @@ static aff_status get_tensor(cursor *c, aff_gguf_tensor *t, uint64_t *offset, af
     return AFF_OK;
 }
 
-static int by_name(const void *a, const void *b) { return strcmp(((const aff_gguf_tensor *)a)->name, ((const aff_gguf_tensor *)b)->name); }
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const aff_gguf_tensor *)a)->name, ((const aff_gguf_tensor *)b)->name);
+}
 
 static int by_place(const void *a, const void *b)
 {
@@ -223,10 +245,11 @@ static aff_status place(aff_gguf *g, const uint64_t *offset, uint64_t base, uint
     for (uint64_t i = 0; i < g->n_tensors; i++) {
         aff_gguf_tensor *t = &g->tensor[i];
         if (offset[i] % align)
-            return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s': offset %" PRIu64 " is no multiple of %" PRIu64, g->path, t->name, offset[i],
-                             align);
+            return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s': offset %" PRIu64 " is no multiple of %" PRIu64,
+                             g->path, t->name, offset[i], align);
         if (!aff__range_ok(offset[i], t->size, room))
-            return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s': %" PRIu64 " bytes at %" PRIu64 " pass the end of the data (%" PRIu64 ")",
+            return aff__fail(err, AFF_E_FORMAT,
+                             "%s: tensor '%s': %" PRIu64 " bytes at %" PRIu64 " pass the end of the data (%" PRIu64 ")",
                              g->path, t->name, t->size, offset[i], room);
         t->data = t->size ? g->bytes + base + offset[i] : NULL;
     }
@@ -243,17 +266,20 @@ static aff_status check_tensors(aff_gguf *g, aff_error *err)
             return aff__fail(err, AFF_E_FORMAT, "%s: tensors '%s' and '%s' overlap", g->path, t[i - 1].name, t[i].name);
     qsort(g->tensor, (size_t)g->n_tensors, sizeof *g->tensor, by_name);
     for (uint64_t i = 1; i < g->n_tensors; i++)
-        if (by_name(&t[i - 1], &t[i]) == 0) return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s' is there twice", g->path, t[i].name);
+        if (by_name(&t[i - 1], &t[i]) == 0)
+            return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s' is there twice", g->path, t[i].name);
     return AFF_OK;
 }
 
 static aff_status read_tensors(aff_gguf *g, cursor *c, uint64_t n, aff_error *err)
 {
     uint64_t *offset, align = ALIGN;
-    if (find_kv(g, "general.alignment") && (!aff__gguf_uint(g, "general.alignment", &align) || !align || (align & (align - 1)) || align > 1u << 30))
+    if (find_kv(g, "general.alignment") &&
+        (!aff__gguf_uint(g, "general.alignment", &align) || !align || (align & (align - 1)) || align > 1u << 30))
         return aff__fail(err, AFF_E_FORMAT, "%s: key 'general.alignment': expected a power of two", g->path);
     if (n > (g->size - c->at) / MIN_TENSOR)
-        return aff__fail(err, AFF_E_FORMAT, "%s: %" PRIu64 " tensors announced, the file has %" PRIu64 " bytes", g->path, n, g->size);
+        return aff__fail(err, AFF_E_FORMAT, "%s: %" PRIu64 " tensors announced, the file has %" PRIu64 " bytes",
+                         g->path, n, g->size);
     AFF_TRY(aff__calloc(&g->tensor, n, sizeof *g->tensor, g->path, err));
     AFF_TRY(aff__calloc(&offset, n, sizeof *offset, g->path, err));
     c->what = "tensor";
@@ -278,14 +304,16 @@ static aff_status read_all(aff_gguf *g, aff_error *err)
     AFF_TRY(get32(&c, &version, err));
     if (magic != 0x46554747u) return aff__fail(err, AFF_E_FORMAT, "%s: not a GGUF file", g->path);
     if (version != 3)
-        return aff__fail(err, AFF_E_FORMAT, "%s: expected GGUF version 3, got %s%u", g->path, version == 3u << 24 ? "big-endian, " : "", version);
+        return aff__fail(err, AFF_E_FORMAT, "%s: expected GGUF version 3, got %s%u", g->path,
+                         version == 3u << 24 ? "big-endian, " : "", version);
     AFF_TRY(get64(&c, &tensors, err));
     AFF_TRY(get64(&c, &keys, err));
     AFF_TRY(read_keys(g, &c, keys, err));
     return read_tensors(g, &c, tensors, err);
 }
 
-static aff_status open_bytes(aff_gguf **out, aff_map map, const uint8_t *data, uint64_t size, const char *name, aff_error *err)
+static aff_status open_bytes(aff_gguf **out, aff_map map, const uint8_t *data, uint64_t size, const char *name,
+                             aff_error *err)
 {
     aff_gguf *g = NULL;
     aff_status s = aff__calloc(&g, 1, sizeof *g, name, err);
@@ -330,8 +358,14 @@ void aff__gguf_close(aff_gguf *g)
     free(g);
 }
 
-uint64_t aff__gguf_tensors(const aff_gguf *g) { return g->n_tensors; }
-const aff_gguf_tensor *aff__gguf_tensor(const aff_gguf *g, uint64_t i) { return i < g->n_tensors ? &g->tensor[i] : NULL; }
+uint64_t aff__gguf_tensors(const aff_gguf *g)
+{
+    return g->n_tensors;
+}
+const aff_gguf_tensor *aff__gguf_tensor(const aff_gguf *g, uint64_t i)
+{
+    return i < g->n_tensors ? &g->tensor[i] : NULL;
+}
 
 const aff_gguf_tensor *aff__gguf_find(const aff_gguf *g, const char *name)
 {
@@ -343,8 +377,10 @@ bool aff__gguf_uint(const aff_gguf *g, const char *key, uint64_t *out)
 {
     const gguf_kv *kv = find_kv(g, key);
     if (!kv) return false;
-    const bool is_signed = kv->type == AFF_GGUF_I8 || kv->type == AFF_GGUF_I16 || kv->type == AFF_GGUF_I32 || kv->type == AFF_GGUF_I64;
-    const bool is_unsigned = kv->type == AFF_GGUF_U8 || kv->type == AFF_GGUF_U16 || kv->type == AFF_GGUF_U32 || kv->type == AFF_GGUF_U64;
+    const bool is_signed =
+        kv->type == AFF_GGUF_I8 || kv->type == AFF_GGUF_I16 || kv->type == AFF_GGUF_I32 || kv->type == AFF_GGUF_I64;
+    const bool is_unsigned =
+        kv->type == AFF_GGUF_U8 || kv->type == AFF_GGUF_U16 || kv->type == AFF_GGUF_U32 || kv->type == AFF_GGUF_U64;
     if (!is_signed && !is_unsigned) return false;
     if (is_signed && kv->value[kv->size - 1] & 0x80) return false;
     *out = little(kv->value, (int)kv->size);

@@ -95,7 +95,8 @@ aff_status aff__gguf_out_strings(aff_gguf_out *o, const char *key, const char *c
     return AFF_OK;
 }
 
-aff_status aff__gguf_out_tensor(aff_gguf_out *o, const char *name, int ndim, const uint64_t *dims, uint64_t *index, aff_error *err)
+aff_status aff__gguf_out_tensor(aff_gguf_out *o, const char *name, int ndim, const uint64_t *dims, uint64_t *index,
+                                aff_error *err)
 {
     uint64_t size = sizeof(float);
     for (int i = 0; i < ndim; i++)
@@ -143,7 +144,8 @@ aff_status aff__gguf_out_data(aff_gguf_out *o, uint64_t index, const float *data
     static const uint8_t zero[ALIGN];
     declared *t = &o->tensor[index];
     AFF_TRY(aff__out_write(&o->file, data, t->size, o->base + t->offset, err));
-    AFF_TRY(aff__out_write(&o->file, zero, aff__align_up(t->size, ALIGN) - t->size, o->base + t->offset + t->size, err));
+    AFF_TRY(
+        aff__out_write(&o->file, zero, aff__align_up(t->size, ALIGN) - t->size, o->base + t->offset + t->size, err));
     t->written = true;
     return AFF_OK;
 }
@@ -152,7 +154,8 @@ aff_status aff__gguf_out_finish(aff_gguf_out *o, aff_error *err)
 {
     aff_status s = AFF_OK;
     for (uint64_t i = 0; i < o->n_tensors && s == AFF_OK; i++)
-        if (!o->tensor[i].written) s = aff__fail(err, AFF_E_INVALID, "%s: tensor '%s' was never written", o->path, o->tensor[i].name);
+        if (!o->tensor[i].written)
+            s = aff__fail(err, AFF_E_INVALID, "%s: tensor '%s' was never written", o->path, o->tensor[i].name);
     if (s == AFF_OK) {
         o->open = false;
         s = aff__out_commit(&o->file, err);

@@ -15,16 +15,19 @@ struct aff_sweep {
     int64_t n;    /* rows of the last run */
 };
 
-static uint64_t row_floats(const aff_net *net) { return (uint64_t)net->cfg.hc * (uint64_t)net->cfg.hidden; }
+static uint64_t row_floats(const aff_net *net)
+{
+    return (uint64_t)net->cfg.hc * (uint64_t)net->cfg.hidden;
+}
 
 static aff_status check_options(const aff_net *net, const aff_sweep_options *o, aff_error *err)
 {
     if (o->chunk < 1 || o->chunk > net->cfg.max_positions)
-        return aff__fail(err, AFF_E_INVALID, "%s: rows of a sequence: expected 1 to %lld, got %lld", net->path, (long long)net->cfg.max_positions,
-                         (long long)o->chunk);
+        return aff__fail(err, AFF_E_INVALID, "%s: rows of a sequence: expected 1 to %lld, got %lld", net->path,
+                         (long long)net->cfg.max_positions, (long long)o->chunk);
     if (o->rows < 1 || o->pass < 0 || o->pass > AFF_MAX_CHUNK)
-        return aff__fail(err, AFF_E_INVALID, "sweep: %lld rows in passes of %d: expected 1 or more, 0 to %d", (long long)o->rows, o->pass,
-                         AFF_MAX_CHUNK);
+        return aff__fail(err, AFF_E_INVALID, "sweep: %lld rows in passes of %d: expected 1 or more, 0 to %d",
+                         (long long)o->rows, o->pass, AFF_MAX_CHUNK);
     return AFF_OK;
 }
 
@@ -41,7 +44,8 @@ aff_status aff__sweep_create(aff_sweep **out, const aff_net *net, const aff_swee
     if (st == AFF_OK) st = aff__seq_create(&s->seq, net, longest, err);
     if (st == AFF_OK) st = aff__runner_create(&s->runner, net, o->threads, err);
     if (st == AFF_OK && o->watch)
-        st = aff__calloc(&s->runner->h, (uint64_t)s->o.pass * (uint64_t)net->cfg.picks, (uint64_t)net->cfg.inter * sizeof(float), "inputs of down", err);
+        st = aff__calloc(&s->runner->h, (uint64_t)s->o.pass * (uint64_t)net->cfg.picks,
+                         (uint64_t)net->cfg.inter * sizeof(float), "inputs of down", err);
     if (st != AFF_OK) {
         aff__sweep_free(s);
         return st;
@@ -91,11 +95,12 @@ aff_status aff__sweep_run(aff_sweep *s, const int32_t *ids, int64_t n, aff_error
     const aff_net *net = s->net;
     s->n = 0;
     if (n < 1 || n > s->o.rows)
-        return aff__fail(err, AFF_E_INVALID, "sweep: expected 1 to %lld rows, got %lld", (long long)s->o.rows, (long long)n);
+        return aff__fail(err, AFF_E_INVALID, "sweep: expected 1 to %lld rows, got %lld", (long long)s->o.rows,
+                         (long long)n);
     for (int64_t i = 0; i < n; i++)
         if (ids[i] < 0 || ids[i] >= net->cfg.vocab)
-            return aff__fail(err, AFF_E_INVALID, "token %lld of the input: id %d is outside the vocabulary 0..%d", (long long)i, (int)ids[i],
-                             net->cfg.vocab - 1);
+            return aff__fail(err, AFF_E_INVALID, "token %lld of the input: id %d is outside the vocabulary 0..%d",
+                             (long long)i, (int)ids[i], net->cfg.vocab - 1);
     for (int layer = -1; layer < net->layers; layer++) {
         for (int64_t at = 0; at < n; at += s->o.chunk) {
             const int64_t rows = n - at < s->o.chunk ? n - at : s->o.chunk;
@@ -113,7 +118,8 @@ aff_status aff__sweep_logits(aff_sweep *s, int64_t from, int64_t count, float *l
     aff_runner *r = s->runner;
     const uint64_t width = row_floats(s->net);
     if (from < 0 || count < 0 || from > s->n || count > s->n - from)
-        return aff__fail(err, AFF_E_INVALID, "sweep: rows %lld+%lld of %lld", (long long)from, (long long)count, (long long)s->n);
+        return aff__fail(err, AFF_E_INVALID, "sweep: rows %lld+%lld of %lld", (long long)from, (long long)count,
+                         (long long)s->n);
     for (int64_t at = 0; at < count; at += AFF_MAX_CHUNK) {
         const int n = count - at < AFF_MAX_CHUNK ? (int)(count - at) : AFF_MAX_CHUNK;
         memcpy(r->X, s->X + (uint64_t)(from + at) * width, (size_t)((uint64_t)n * width * sizeof(float)));
@@ -134,7 +140,8 @@ static aff_status fingerprint(const aff_net *net, XXH3_state_t *h, aff_error *er
     const aff_config *c = &net->cfg;
     const aff_expert_shape shape = aff__experts_shape(net->experts);
     const int32_t head[] = {c->vocab, c->hidden, net->layers, c->experts, c->inter, c->picks, (int32_t)shape.dtype};
-    const uint64_t weights = (uint64_t)c->hidden * (uint64_t)c->inter, bytes = shape.dtype == AFF_MXFP4 ? weights / 2 : weights / 64 * 20;
+    const uint64_t weights = (uint64_t)c->hidden * (uint64_t)c->inter,
+                   bytes = shape.dtype == AFF_MXFP4 ? weights / 2 : weights / 64 * 20;
     XXH3_64bits_update(h, head, sizeof head);
     if (shape.table) XXH3_64bits_update(h, shape.table, 2 * sizeof *shape.table);
     for (int l = 0; l < net->layers; l++) {

@@ -1,4 +1,5 @@
-/* engine/eval and engine/logits_file: figures against values worked out by hand, files against themselves and against damage. */
+/* engine/eval and engine/logits_file: figures against values worked out by hand, files against themselves and against
+ * damage. */
 #define _GNU_SOURCE
 #include "support/test.h"
 #include "base/mem.h"
@@ -58,7 +59,7 @@ static void many_tokens(void **state)
     assert_true(fabs(row.nll - log(6)) < 1e-12);
     assert_true(fabs(row.ref_nll - 4 * log(2)) < 1e-6);
     assert_int_equal(row.common5, 5); /* equals are taken from the lowest id on: 0 to 4 both times */
-    got[0] = -300; /* {1..5} against {0..4} */
+    got[0] = -300;                    /* {1..5} against {0..4} */
     assert_int_equal(aff__eval_compare(&r, got, 6, 3, NULL, &row, &err), AFF_OK);
     assert_int_equal(row.common5, 4);
     assert_int_equal(row.top, 1);
@@ -121,7 +122,8 @@ static void statistics(void **state)
 static void summary(void **state)
 {
     /* Sequences of 3, the first row of each left out: rows 1, 2, 4. */
-    const aff_eval_row row[5] = {{9, 9, 9, 0, 1, 0}, {1, 0.5, 0.1, 2, 2, 5}, {2, 2, 0.2, 1, 2, 4}, {9, 9, 9, 0, 1, 0}, {3, 2, 0.6, 5, 5, 3}};
+    const aff_eval_row row[5] = {
+        {9, 9, 9, 0, 1, 0}, {1, 0.5, 0.1, 2, 2, 5}, {2, 2, 0.2, 1, 2, 4}, {9, 9, 9, 0, 1, 0}, {3, 2, 0.6, 5, 5, 3}};
     aff_eval_summary s;
     assert_int_equal(aff__eval_summarise(row, 5, 3, 1, true, 5, &s, &err), AFF_OK);
     assert_int_equal(s.positions, 3);
@@ -150,7 +152,8 @@ static int setup(void **state)
     if (!mkdtemp(dir)) return -1;
     snprintf(path, sizeof path, "%s/l", dir);
     for (int i = 0; i < ROWS; i++)
-        for (int v = 0; v < VOCAB; v++) rows[i][v] = (float)((i * 91 + v * 57) % 23) * 0.25f - (float)i; /* with equals */
+        for (int v = 0; v < VOCAB; v++)
+            rows[i][v] = (float)((i * 91 + v * 57) % 23) * 0.25f - (float)i; /* with equals */
     return 0;
 }
 
@@ -162,7 +165,14 @@ static int teardown(void **state)
 
 static aff_logits_head head_of(uint32_t top)
 {
-    return (aff_logits_head){.vocab = VOCAB, .top = top, .chunk = 4, .numerics = AFF_FAST, .bos = 3, .positions = ROWS, .text = 0x1122334455667788, .model = 99};
+    return (aff_logits_head){.vocab = VOCAB,
+                             .top = top,
+                             .chunk = 4,
+                             .numerics = AFF_FAST,
+                             .bos = 3,
+                             .positions = ROWS,
+                             .text = 0x1122334455667788,
+                             .model = 99};
 }
 
 static void save(uint32_t top)
@@ -201,7 +211,8 @@ static void saved_rows(void **state)
             assert_int_equal(aff__eval_full(rows[i], VOCAB, target[i], &whole, &err), AFF_OK);
             assert_int_equal(aff__eval_compare(&saved, other, VOCAB, target[i], used, &a, &err), AFF_OK);
             assert_int_equal(aff__eval_compare(&whole, other, VOCAB, target[i], used, &b, &err), AFF_OK);
-            assert_true(a.nll == b.nll && a.ref_nll == b.ref_nll && a.top == b.top && a.ref_top == b.ref_top && a.common5 == b.common5);
+            assert_true(a.nll == b.nll && a.ref_nll == b.ref_nll && a.top == b.top && a.ref_top == b.ref_top &&
+                        a.common5 == b.common5);
             if (tops[k] == 0) assert_true(a.kl == b.kl);
             if (tops[k] == VOCAB) assert_true(fabs(a.kl - b.kl) < 1e-14);
             if (tops[k] == 5 || tops[k] == 12) assert_true(a.kl > 0 && a.kl < b.kl); /* a lower bound */
@@ -269,7 +280,7 @@ static void damaged(void **state)
         const char *word;
     } cases[] = {
         {8, 2, 4, AFF_E_UNSUPPORTED, "version 1"}, {12, 0, 4, AFF_E_FORMAT, "vocabulary 0"},
-        {24, 6, 4, AFF_E_FORMAT, "rows"}, {12, UINT32_MAX, 4, AFF_E_FORMAT, "make no sense"},
+        {24, 6, 4, AFF_E_FORMAT, "rows"},          {12, UINT32_MAX, 4, AFF_E_FORMAT, "make no sense"},
         {16, 8, 8, AFF_E_FORMAT, "8 rows"},        {16, UINT64_MAX / 40, 8, AFF_E_FORMAT, "rows"},
         {16, 0, 8, AFF_E_FORMAT, "0 positions"},   {24, 41, 4, AFF_E_FORMAT, "top 41"},
         {24, 4, 4, AFF_E_FORMAT, "top 4"},         {48, 3, 4, AFF_E_FORMAT, "make no sense"},
@@ -298,13 +309,16 @@ static void damaged(void **state)
     static const struct {
         size_t at;
         int32_t value;
-    } bad[] = {{24, VOCAB}, {24, -1}, {44, 0x7fc00000}, {44, (int32_t)0xff7fffff}, {4, 0x7ff00000}, {12, 0x40000000}, {16, 0x7f800000}};
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) { /* without the hash of all rows, a row still is not believed */
+    } bad[] = {{24, VOCAB},     {24, -1},         {44, 0x7fc00000}, {44, (int32_t)0xff7fffff},
+               {4, 0x7ff00000}, {12, 0x40000000}, {16, 0x7f800000}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad;
+         i++) { /* without the hash of all rows, a row still is not believed */
         memcpy(q, p, n);
         memcpy(q + 80 + 64 + bad[i].at, &bad[i].value, 4);
         assert_int_equal(aff__logits_open_memory(&f, q, n, "mem", false, &err), AFF_OK);
         assert_int_equal(aff__logits_get(f, 0, 0, logit, id, &r, &err), AFF_OK);
-        if (aff__logits_get(f, 1, 0, logit, id, &r, &err) != AFF_E_FORMAT) fail_msg("byte %zu of a row: accepted", bad[i].at);
+        if (aff__logits_get(f, 1, 0, logit, id, &r, &err) != AFF_E_FORMAT)
+            fail_msg("byte %zu of a row: accepted", bad[i].at);
         assert_non_null(strstr(err.msg, "row 1"));
         aff__logits_close(f);
     }
@@ -330,9 +344,9 @@ static void unfinished(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(two_tokens), cmocka_unit_test(many_tokens), cmocka_unit_test(largest), cmocka_unit_test(statistics),
-        cmocka_unit_test(summary),    cmocka_unit_test(saved_rows),  cmocka_unit_test(lumped),  cmocka_unit_test(damaged),
-        cmocka_unit_test(unfinished),
+        cmocka_unit_test(two_tokens), cmocka_unit_test(many_tokens), cmocka_unit_test(largest),
+        cmocka_unit_test(statistics), cmocka_unit_test(summary),     cmocka_unit_test(saved_rows),
+        cmocka_unit_test(lumped),     cmocka_unit_test(damaged),     cmocka_unit_test(unfinished),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -14,7 +14,10 @@ static int setup(void **state)
     return mkdtemp(dir) ? 0 : -1;
 }
 
-static int teardown(void **state) { return rmdir(dir); }
+static int teardown(void **state)
+{
+    return rmdir(dir);
+}
 
 static void writer_matches_package(void **state)
 {
@@ -31,8 +34,10 @@ static void writer_matches_package(void **state)
     assert_int_equal(aff__gguf_out_strings(o, "imatrix.datasets", (const char *const[]){"sample.txt"}, 1, &e), AFF_OK);
     assert_int_equal(aff__gguf_out_u32(o, "imatrix.chunk_count", 1, &e), AFF_OK);
     assert_int_equal(aff__gguf_out_u32(o, "imatrix.chunk_size", 512, &e), AFF_OK);
-    assert_int_equal(aff__gguf_out_tensor(o, "blk.1.ffn_gate_up_exps.weight.in_sum2", 2, (const uint64_t[]){4, 3}, &is, &e), AFF_OK);
-    assert_int_equal(aff__gguf_out_tensor(o, "blk.1.ffn_gate_up_exps.weight.counts", 2, (const uint64_t[]){1, 3}, &ic, &e), AFF_OK);
+    assert_int_equal(
+        aff__gguf_out_tensor(o, "blk.1.ffn_gate_up_exps.weight.in_sum2", 2, (const uint64_t[]){4, 3}, &is, &e), AFF_OK);
+    assert_int_equal(
+        aff__gguf_out_tensor(o, "blk.1.ffn_gate_up_exps.weight.counts", 2, (const uint64_t[]){1, 3}, &ic, &e), AFF_OK);
     assert_int_equal(aff__gguf_out_begin(o, &e), AFF_OK);
     assert_int_equal(access(path, F_OK), -1); /* not under its own name yet */
     assert_int_equal(aff__gguf_out_data(o, ic, counts, &e), AFF_OK);
@@ -167,8 +172,10 @@ static void hostile(void **state)
     head(&b, 0, UINT64_MAX / 2), refused(&b, "announced");
     head(&b, 0, 1), num(&b, UINT64_MAX, 8), num(&b, 0, 8), refused(&b, "65535");
     head(&b, 0, 1), str(&b, "k"), num(&b, 13, 4), num(&b, 0, 8), refused(&b, "value type 13");
-    head(&b, 0, 1), str(&b, "k"), num(&b, AFF_GGUF_ARRAY, 4), num(&b, AFF_GGUF_ARRAY, 4), num(&b, 1, 8), refused(&b, "value type 9");
-    head(&b, 0, 1), str(&b, "k"), num(&b, AFF_GGUF_ARRAY, 4), num(&b, AFF_GGUF_U64, 4), num(&b, UINT64_MAX / 4, 8), refused(&b, "more bytes");
+    head(&b, 0, 1), str(&b, "k"), num(&b, AFF_GGUF_ARRAY, 4), num(&b, AFF_GGUF_ARRAY, 4), num(&b, 1, 8),
+        refused(&b, "value type 9");
+    head(&b, 0, 1), str(&b, "k"), num(&b, AFF_GGUF_ARRAY, 4), num(&b, AFF_GGUF_U64, 4), num(&b, UINT64_MAX / 4, 8),
+        refused(&b, "more bytes");
     head(&b, 0, 1), str(&b, "k"), num(&b, AFF_GGUF_STRING, 4), num(&b, UINT64_MAX - 4, 8), refused(&b, "more bytes");
     head(&b, 0, 2);
     for (int i = 0; i < 2; i++) str(&b, "same"), num(&b, AFF_GGUF_U8, 4), num(&b, 1, 1);
@@ -187,6 +194,7 @@ static void hostile(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(writer_matches_package), cmocka_unit_test(keys), cmocka_unit_test(hostile)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(writer_matches_package), cmocka_unit_test(keys),
+                                       cmocka_unit_test(hostile)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

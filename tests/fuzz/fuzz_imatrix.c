@@ -1,5 +1,5 @@
-/* An importance matrix from memory, GGUF or legacy, for a model of 2 layers, 3 experts, widths 4 and 2: what is accepted must give
- * finite weights of mean 1. */
+/* An importance matrix from memory, GGUF or legacy, for a model of 2 layers, 3 experts, widths 4 and 2: what is
+ * accepted must give finite weights of mean 1. */
 #include "quant/imatrix.h"
 #include <math.h>
 #include <stdlib.h>

@@ -22,7 +22,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (aff__logits_open_memory(&f, copy, size, "fuzz", false, &err) == AFF_OK) {
         const aff_logits_head *h = aff__logits_head(f);
         const uint64_t width = aff__logits_width(h);
-        if (h->vocab > 1 << 16) { /* with top N, a vocabulary is any number: the program compares it with the model's first */
+        if (h->vocab >
+            1 << 16) { /* with top N, a vocabulary is any number: the program compares it with the model's first */
             aff__logits_close(f);
             free(copy);
             return 0;

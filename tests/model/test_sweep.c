@@ -1,5 +1,5 @@
-/* model/sweep and engine/collect: layer by layer gives the bits of the forward pass, watched or not; the importance matrix is what an
- * independent sum over traced activations and decoded weights gives. */
+/* model/sweep and engine/collect: layer by layer gives the bits of the forward pass, watched or not; the importance
+ * matrix is what an independent sum over traced activations and decoded weights gives. */
 #define _GNU_SOURCE
 #include "support/test.h"
 #include "base/mem.h"
@@ -51,7 +51,11 @@ static float *forward_logits(const aff_net *net, const int32_t *rows, record **r
     must(aff__seq_create(&seq, net, CHUNK, &err));
     for (int at = 0; at < N; at += CHUNK) {
         const int n = N - at < CHUNK ? N - at : CHUNK;
-        const aff_batch b = {.n = n, .id = rows + at, .seq = seq, .logits = l + (size_t)at * (size_t)vocab, .trace = rec ? record_trace : NULL,
+        const aff_batch b = {.n = n,
+                             .id = rows + at,
+                             .seq = seq,
+                             .logits = l + (size_t)at * (size_t)vocab,
+                             .trace = rec ? record_trace : NULL,
                              .trace_ctx = rec ? rec[at / CHUNK] : NULL};
         aff__seq_reset(seq);
         must(aff__forward(r, &b, &err));
@@ -81,7 +85,10 @@ static void same_bits(void **state)
         for (size_t k = 0; k < sizeof ways / sizeof *ways; k++) {
             aff_sweep *s;
             watched = 0;
-            const aff_sweep_options o = {.threads = ways[k].threads, .chunk = CHUNK, .rows = ways[k].rows, .pass = ways[k].pass,
+            const aff_sweep_options o = {.threads = ways[k].threads,
+                                         .chunk = CHUNK,
+                                         .rows = ways[k].rows,
+                                         .pass = ways[k].pass,
                                          .watch = ways[k].watch ? count_entries : NULL};
             must(aff__sweep_create(&s, net, &o, &err));
             for (int at = 0; at < N; at += ways[k].rows) {
@@ -90,7 +97,8 @@ static void same_bits(void **state)
                 must(aff__sweep_logits(s, 3, n - 3, got + (size_t)(at + 3) * (size_t)vocab, &err));
                 must(aff__sweep_logits(s, 0, 3, got + (size_t)at * (size_t)vocab, &err));
             }
-            if (memcmp(got, want, (size_t)N * (size_t)vocab * sizeof *got) != 0) fail_msg("numerics %d, way %zu: other bits", num, k);
+            if (memcmp(got, want, (size_t)N * (size_t)vocab * sizeof *got) != 0)
+                fail_msg("numerics %d, way %zu: other bits", num, k);
             assert_int_equal(watched, ways[k].watch ? N * aff__net_config(net)->picks * aff__net_layers(net) : 0);
             aff__sweep_free(s);
         }
@@ -114,7 +122,9 @@ static void refusals(void **state)
     float l[256];
     assert_int_equal(aff__sweep_create(&s, net, &(aff_sweep_options){.chunk = 0, .rows = 1}, &err), AFF_E_INVALID);
     assert_int_equal(aff__sweep_create(&s, net, &(aff_sweep_options){.chunk = 4097, .rows = 1}, &err), AFF_E_INVALID);
-    assert_int_equal(aff__sweep_create(&s, net, &(aff_sweep_options){.chunk = 1, .rows = 1, .pass = AFF_MAX_CHUNK + 1}, &err), AFF_E_INVALID);
+    assert_int_equal(
+        aff__sweep_create(&s, net, &(aff_sweep_options){.chunk = 1, .rows = 1, .pass = AFF_MAX_CHUNK + 1}, &err),
+        AFF_E_INVALID);
     must(aff__sweep_create(&s, net, &(aff_sweep_options){.chunk = 8, .rows = 16, .progress = stop_at_two}, &err));
     assert_int_equal(aff__sweep_run(s, ids, 17, &err), AFF_E_INVALID);
     assert_int_equal(aff__sweep_run(s, bad, 2, &err), AFF_E_INVALID);
@@ -196,7 +206,8 @@ static int64_t independent(record **rec, const aff_net *net, const weights *x, i
             if (picks[k] != e) continue;
             const float *in = record_row(r, "ffn_in", layer, i % CHUNK);
             for (int j = 0; j < g->hidden; j++) sx[j] += (double)in[j] * (double)in[j];
-            add_h(x, in, (double)record_row(r, "router_weights", layer, i % CHUNK)[k], (double)g->swiglu_limit, g->hidden, g->inter, sh);
+            add_h(x, in, (double)record_row(r, "router_weights", layer, i % CHUNK)[k], (double)g->swiglu_limit,
+                  g->hidden, g->inter, sh);
             count++;
         }
     }
@@ -219,7 +230,8 @@ static const aff_gguf_tensor *tensor(const aff_gguf *g, int layer, const char *p
     return t;
 }
 
-/* tolerance 0: the sums of x are the same additions. h is float32 in the engine; in `fast` its products are of rounded activations. */
+/* tolerance 0: the sums of x are the same additions. h is float32 in the engine; in `fast` its products are of rounded
+ * activations. */
 static void check_file(const char *path, const aff_net *net, record **rec, double h_tolerance)
 {
     const aff_config *g = aff__net_config(net);
@@ -249,7 +261,8 @@ static void check_file(const char *path, const aff_net *net, record **rec, doubl
                     if (p == 2) worst = fmax(worst, fabs((double)got - sh[j])), norm = fmax(norm, sh[j]);
                 }
             }
-            if (!(worst <= h_tolerance * norm)) fail_msg("layer %d expert %d: sums of h are off by %g of %g", l, e, worst, norm);
+            if (!(worst <= h_tolerance * norm))
+                fail_msg("layer %d expert %d: sums of h are off by %g of %g", l, e, worst, norm);
             for (int i = 0; i < 3; i++) free(w.w[i]);
         }
     free(sx);
@@ -275,7 +288,14 @@ static void importance(void **state)
         aff_collected out;
         /* memory 1: one sequence at a time; plenty: all at once */
         for (int k = 0; k < 2; k++) {
-            const aff_collect c = {.net = net, .id = ids, .n = N, .chunk = CHUNK, .bos = 9, .threads = 1 + k, .memory = k ? 1 << 30 : 1, .dataset = "text"};
+            const aff_collect c = {.net = net,
+                                   .id = ids,
+                                   .n = N,
+                                   .chunk = CHUNK,
+                                   .bos = 9,
+                                   .threads = 1 + k,
+                                   .memory = k ? 1 << 30 : 1,
+                                   .dataset = "text"};
             must(aff__collect_imatrix(&c, path, &out, &err));
             check_file(path, net, rec, num == AFF_MATH ? 1e-5 : 0.05);
             assert_int_equal(out.pairs, g->layers * g->experts);
@@ -308,7 +328,13 @@ static void comparison(void **state)
     aff_net *fast = open_net(AFF_FAST), *sim = open_net(AFF_SIM);
     const int vocab = aff__net_config(fast)->vocab;
     aff_eval_row a[N], b[N];
-    aff_compare c = {.model = {.net = fast, .threads = 1}, .ref = {.net = sim, .threads = 2}, .id = ids, .n = N, .chunk = CHUNK, .bos = 9, .memory = 1};
+    aff_compare c = {.model = {.net = fast, .threads = 1},
+                     .ref = {.net = sim, .threads = 2},
+                     .id = ids,
+                     .n = N,
+                     .chunk = CHUNK,
+                     .bos = 9,
+                     .memory = 1};
     must(aff__compare(&c, a, &err));
     c.memory = 1 << 30; /* in one wave, in other passes, on another path */
     c.model.pass = 11;
@@ -344,7 +370,8 @@ static void comparison(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(same_bits), cmocka_unit_test(refusals), cmocka_unit_test(fingerprints), cmocka_unit_test(importance), cmocka_unit_test(comparison),
+        cmocka_unit_test(same_bits),  cmocka_unit_test(refusals),   cmocka_unit_test(fingerprints),
+        cmocka_unit_test(importance), cmocka_unit_test(comparison),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }

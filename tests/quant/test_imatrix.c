@@ -1,5 +1,5 @@
-/* Importance matrices: files made by the gguf package (tests/oracle/make_imatrix.py), the numbers of spec quantiser 8.1 by hand, and
- * everything that must be refused by name. */
+/* Importance matrices: files made by the gguf package (tests/oracle/make_imatrix.py), the numbers of spec quantiser 8.1
+ * by hand, and everything that must be refused by name. */
 #include "support/test.h"
 #include "quant/imatrix.h"
 #include "base/file.h"
@@ -34,13 +34,15 @@ static aff_imatrix *open_or_fail(const blob *b)
     return m;
 }
 
-static void expect_row(const aff_imatrix *m, uint32_t layer, uint32_t expert, aff_im_part part, bool known, int n, const float *want)
+static void expect_row(const aff_imatrix *m, uint32_t layer, uint32_t expert, aff_im_part part, bool known, int n,
+                       const float *want)
 {
     float got[4];
     assert_int_equal(aff__imatrix_weights(m, layer, expert, part, got), known);
     for (int i = 0; i < n; i++)
         if (memcmp(&got[i], &want[i], 4) != 0)
-            fail_msg("layer %u expert %u part %d column %d: expected %.9g, got %.9g", layer, expert, (int)part, i, (double)want[i], (double)got[i]);
+            fail_msg("layer %u expert %u part %d column %d: expected %.9g, got %.9g", layer, expert, (int)part, i,
+                     (double)want[i], (double)got[i]);
 }
 
 static const float ones[4] = {1, 1, 1, 1};
@@ -58,7 +60,8 @@ static void v4_gguf(void **state)
     assert_int_equal(i->present, 6);
     assert_int_equal(i->missing, 0);
     assert_int_equal(i->unseen, 2); /* expert 2 of both layers */
-    /* [2 4 6 4]/2 = [1 2 3 2], mean 2. [1 1 1 0]/3: mean 0.25 exactly, so 4 * (float)(1/3). [8 24]/2: mean 8. [1 3]/3: mean 2/3. */
+    /* [2 4 6 4]/2 = [1 2 3 2], mean 2. [1 1 1 0]/3: mean 0.25 exactly, so 4 * (float)(1/3). [8 24]/2: mean 8. [1 3]/3:
+     * mean 2/3. */
     for (uint32_t part = 0; part < 2; part++) {
         expect_row(m, 0, 0, part, true, 4, (const float[]){0.5f, 1, 1.5f, 1});
         expect_row(m, 0, 1, part, true, 4, (const float[]){0x1.555556p0f, 0x1.555556p0f, 0x1.555556p0f, 0});
@@ -164,7 +167,8 @@ static void expect_refused(const blob *b, const aff_im_shape *s, const char *con
 {
     aff_imatrix *m;
     aff_error e = {0};
-    if (aff__imatrix_open_memory(&m, b->p, b->n, "mem", s, &e) != AFF_E_FORMAT) fail_msg("%s: accepted, or another error: %s", what, e.msg);
+    if (aff__imatrix_open_memory(&m, b->p, b->n, "mem", s, &e) != AFF_E_FORMAT)
+        fail_msg("%s: accepted, or another error: %s", what, e.msg);
     for (; *words; words++)
         if (!strstr(e.msg, *words)) fail_msg("%s: '%s' does not say '%s'", what, e.msg, *words);
 }
@@ -219,10 +223,16 @@ static void bad_names(void **state)
     static const struct {
         const char *from, *to, *words[4];
     } cases[] = {
-        {"blk.1.ffn_up_exps.weight.in_sum2", "blk.1.ffn_up_exps.weight.in_sumX", {"blk.1.ffn_up_exps.weight'", "counts and no in_sum2", NULL}},
-        {"blk.1.ffn_up_exps.weight.counts", "blk.1.ffn_up_exps.weight.countX", {"blk.1.ffn_up_exps.weight'", "in_sum2 and no counts", NULL}},
+        {"blk.1.ffn_up_exps.weight.in_sum2",
+         "blk.1.ffn_up_exps.weight.in_sumX",
+         {"blk.1.ffn_up_exps.weight'", "counts and no in_sum2", NULL}},
+        {"blk.1.ffn_up_exps.weight.counts",
+         "blk.1.ffn_up_exps.weight.countX",
+         {"blk.1.ffn_up_exps.weight'", "in_sum2 and no counts", NULL}},
         {"blk.1.ffn_up_exps.weight.counts", "blk.1.ffn_up_exps.weigh\n.counts", {"control character", NULL}},
-        {"blk.0.ffn_up_exps.weight.in_sum2", "blk.1.ffn_up_exps.weight.in_sum2", {"blk.1.ffn_up_exps.weight.in_sum2", "twice", NULL}},
+        {"blk.0.ffn_up_exps.weight.in_sum2",
+         "blk.1.ffn_up_exps.weight.in_sum2",
+         {"blk.1.ffn_up_exps.weight.in_sum2", "twice", NULL}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         blob b = load("v4.gguf");
@@ -233,7 +243,9 @@ static void bad_names(void **state)
     blob b = load("v4.gguf"); /* layer 7 of a model with 2 */
     edit(&b, "blk.1.ffn_down_exps.weight.in_sum2", "blk.7.ffn_down_exps.weight.in_sum2");
     edit(&b, "blk.1.ffn_down_exps.weight.counts", "blk.7.ffn_down_exps.weight.counts");
-    expect_refused(&b, &shape, (const char *const[]){"blk.7.ffn_down_exps.weight", "layers 0 to 1", "another model", NULL}, "layer 7");
+    expect_refused(&b, &shape,
+                   (const char *const[]){"blk.7.ffn_down_exps.weight", "layers 0 to 1", "another model", NULL},
+                   "layer 7");
     free(b.p);
     b = load("legacy.dat"); /* gate twice would be a duplicate; here: nothing of experts is left */
     edit(&b, "blk.0.ffn_down_exps.weight", "blk.0.ffn_down_shex.weight");
@@ -278,10 +290,12 @@ static void bad_legacy(void **state)
     memcpy(two + head + entry, b.p + head, b.n - head);
     two[0] = 3;
     blob x = {two, b.n + entry};
-    expect_refused(&x, &shape, (const char *const[]){"blk.0.ffn_down_exps.weight", "layer 0", "down twice", NULL}, "duplicate");
+    expect_refused(&x, &shape, (const char *const[]){"blk.0.ffn_down_exps.weight", "layer 0", "down twice", NULL},
+                   "duplicate");
     const float nan = NAN;
     memcpy(b.p + head + 4 + 26 + 8 + 4, &nan, 4);
-    expect_refused(&b, &shape, (const char *const[]){"blk.0.ffn_down_exps.weight", "expert 0", "column 1", NULL}, "NaN");
+    expect_refused(&b, &shape, (const char *const[]){"blk.0.ffn_down_exps.weight", "expert 0", "column 1", NULL},
+                   "NaN");
     b.p[head + 4 + 26 + 3] = (char)0x80; /* calls < 0 */
     expect_refused(&b, &shape, (const char *const[]){"entry 2 of 2", NULL}, "calls");
     free(two);
@@ -308,9 +322,10 @@ static void out_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(v4_gguf),   cmocka_unit_test(fused_gguf),  cmocka_unit_test(converted_gguf), cmocka_unit_test(legacy),
-        cmocka_unit_test(cut_gguf),  cmocka_unit_test(bad_numbers), cmocka_unit_test(bad_names),      cmocka_unit_test(other_models),
-        cmocka_unit_test(bad_legacy), cmocka_unit_test(out_of_memory),
+        cmocka_unit_test(v4_gguf),       cmocka_unit_test(fused_gguf),   cmocka_unit_test(converted_gguf),
+        cmocka_unit_test(legacy),        cmocka_unit_test(cut_gguf),     cmocka_unit_test(bad_numbers),
+        cmocka_unit_test(bad_names),     cmocka_unit_test(other_models), cmocka_unit_test(bad_legacy),
+        cmocka_unit_test(out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
