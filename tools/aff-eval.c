@@ -1,5 +1,6 @@
 /* aff-eval - how well a model predicts a text, and how far its predictions are from another's. docs/quality.md says
  * what each figure means. */
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/options.h"
@@ -37,6 +38,7 @@ typedef struct app {
     aff_eval_summary sum;
     const char *stage; /* for progress */
     bool shown;
+    uint64_t reported; /* ns of the last line, 0 before the first */
     /* The floor: of `floor_n` positions. */
     int64_t floor_n, floor_differ;
     aff_eval_summary arithmetic; /* fast against sim */
@@ -237,13 +239,19 @@ static void clear_progress(app *a)
     a->shown = false;
 }
 
+/* On a terminal one line that is rewritten, elsewhere a line every ten seconds. */
 static bool on_progress(void *ctx, bool ref, int64_t first, int64_t rows, int layer, int layers)
 {
     app *a = ctx;
-    if (isatty(STDERR_FILENO)) {
-        fprintf(stderr, "\r\033[K%s%s: tokens %" PRId64 " to %" PRId64 " of %" PRId64 ", layer %d of %d", a->stage,
-                ref ? " (reference)" : "", first, first + rows, a->n, layer, layers);
-        a->shown = true;
+    const bool terminal = isatty(STDERR_FILENO);
+    const uint64_t now = aff__now_ns();
+    if (!a->reported) a->reported = now;
+    if (terminal || now - a->reported > 10000000000u) {
+        fprintf(stderr, "%s%s%s: tokens %" PRId64 " to %" PRId64 " of %" PRId64 ", layer %d of %d%s",
+                terminal ? "\r\033[K" : "", a->stage, ref ? " (reference)" : "", first, first + rows, a->n, layer,
+                layers, terminal ? "" : "\n");
+        a->reported = now;
+        a->shown = terminal;
     }
     return !interrupted;
 }

@@ -1,4 +1,5 @@
 /* affinity - continues a prompt, or shows what the model computes for one. docs/cli.md describes every flag. */
+#include "base/clock.h"
 #include "base/cpu.h"
 #include "base/file.h"
 #include "base/mem.h"
@@ -49,6 +50,7 @@ typedef struct app {
     int n_bias;
     aff_outfile out;
     bool out_open, progress_shown, separate;
+    uint64_t reported; /* ns of the last progress line, 0 before the first */
     FILE *report;      /* lines of --logprobs, in memory */
     char *report_text;
     size_t report_size;
@@ -616,13 +618,18 @@ static aff_status generate(app *a, aff_error *err)
 
 /* ---- Importance matrix ---- */
 
+/* On a terminal one line that is rewritten, elsewhere a line every ten seconds. */
 static bool on_layer(void *ctx, int64_t first, int64_t rows, int layer, int layers)
 {
     app *a = ctx;
-    if (isatty(STDERR_FILENO)) {
-        fprintf(stderr, "\r\033[Ktokens %lld to %lld of %lld, layer %d of %d", (long long)first, (long long)(first + rows),
-                (long long)a->n_prompt, layer, layers);
-        a->progress_shown = true;
+    const bool terminal = isatty(STDERR_FILENO);
+    const uint64_t now = aff__now_ns();
+    if (!a->reported) a->reported = now;
+    if (terminal || now - a->reported > 10000000000u) {
+        fprintf(stderr, "%stokens %lld to %lld of %lld, layer %d of %d%s", terminal ? "\r\033[K" : "", (long long)first,
+                (long long)(first + rows), (long long)a->n_prompt, layer, layers, terminal ? "" : "\n");
+        a->reported = now;
+        a->progress_shown = terminal;
     }
     return !interrupted;
 }
