@@ -9,51 +9,53 @@
 const char parse__open[] = "<" BAR "DSML" BAR, parse__close[] = "</" BAR "DSML" BAR;
 
 /* Control tokens that may show up as text; none of them is part of an answer (spec 1.3). */
-static const char *const control[] = {"begin▁of▁sentence",
-                                      "end▁of▁sentence",
-                                      "▁pad▁",
-                                      "User",
-                                      "Assistant",
-                                      "System",
-                                      "latest_reminder",
-                                      "action",
-                                      "query",
-                                      "authority",
-                                      "domain",
-                                      "task",
-                                      "political",
-                                      "entity",
-                                      "title",
-                                      "safety",
-                                      "answer",
-                                      "search",
-                                      "begin▁sys",
-                                      "end▁sys",
-                                      "tool▁calls▁begin",
-                                      "tool▁calls▁end",
-                                      "tool▁call▁begin",
-                                      "tool▁call▁end",
-                                      "tool▁outputs▁begin",
-                                      "tool▁outputs▁end",
-                                      "tool▁output▁begin",
-                                      "tool▁output▁end",
-                                      "tool▁sep",
-                                      "fim▁hole",
-                                      "fim▁begin",
-                                      "fim▁end",
-                                      "begin▁of▁repo▁name",
-                                      "end▁of▁repo▁name",
-                                      "begin▁of▁file▁name",
-                                      "end▁of▁file▁name",
-                                      "begin▁of▁file",
-                                      "end▁of▁file",
-                                      "place▁holder▁for▁copy",
-                                      "search▁begin",
-                                      "search▁end",
-                                      "extracted_url",
-                                      "read_url",
-                                      "end_of_query",
-                                      "place▁holder▁for▁pointer▁replace"};
+#define T(name) "<" BAR name BAR ">"
+static const char *const control[] = {T("begin▁of▁sentence"),
+                                      T("end▁of▁sentence"),
+                                      T("▁pad▁"),
+                                      T("User"),
+                                      T("Assistant"),
+                                      T("System"),
+                                      T("latest_reminder"),
+                                      T("action"),
+                                      T("query"),
+                                      T("authority"),
+                                      T("domain"),
+                                      T("task"),
+                                      T("political"),
+                                      T("entity"),
+                                      T("title"),
+                                      T("safety"),
+                                      T("answer"),
+                                      T("search"),
+                                      T("begin▁sys"),
+                                      T("end▁sys"),
+                                      T("tool▁calls▁begin"),
+                                      T("tool▁calls▁end"),
+                                      T("tool▁call▁begin"),
+                                      T("tool▁call▁end"),
+                                      T("tool▁outputs▁begin"),
+                                      T("tool▁outputs▁end"),
+                                      T("tool▁output▁begin"),
+                                      T("tool▁output▁end"),
+                                      T("tool▁sep"),
+                                      T("fim▁hole"),
+                                      T("fim▁begin"),
+                                      T("fim▁end"),
+                                      T("begin▁of▁repo▁name"),
+                                      T("end▁of▁repo▁name"),
+                                      T("begin▁of▁file▁name"),
+                                      T("end▁of▁file▁name"),
+                                      T("begin▁of▁file"),
+                                      T("end▁of▁file"),
+                                      T("place▁holder▁for▁copy"),
+                                      T("search▁begin"),
+                                      T("search▁end"),
+                                      T("extracted_url"),
+                                      T("read_url"),
+                                      T("end_of_query"),
+                                      T("place▁holder▁for▁pointer▁replace")};
+#undef T
 
 /* ---- events ---- */
 
@@ -96,13 +98,10 @@ static token against(const char *s, size_t n, const char *full, token whole)
 
 static token control_token(const char *s, size_t n)
 {
-    char full[80];
-    for (size_t i = 0; i < sizeof control / sizeof *control; i++) {
-        snprintf(full, sizeof full, "<" BAR "%s" BAR ">", control[i]);
-        token t = against(s, n, full, CONTROL);
-        if (t != NONE) return t;
-    }
-    return NONE;
+    token t = NONE;
+    if (n > 1 && s[1] != BAR[0]) return NONE;
+    for (size_t i = 0; i < sizeof control / sizeof *control && t == NONE; i++) t = against(s, n, control[i], CONTROL);
+    return t;
 }
 
 /* What s[0..n), which starts with '<', is or may become in the present state. */
@@ -121,13 +120,12 @@ static token markup(const aff_parser *p, const char *s, size_t n)
 /* The same inside a value, which only tags of calls end: any closing one, and the opening ones that cannot be meant. */
 static token value_markup(const char *s, size_t n)
 {
-    static const char *const next[] = {"parameter name=", " parameter name=", "invoke name=", " invoke name="};
+#define OPENING "<" BAR "DSML" BAR
+    static const char *const next[] = {
+        OPENING "parameter name=", OPENING " parameter name=", OPENING "invoke name=", OPENING " invoke name="};
+#undef OPENING
     token t = against(s, n, parse__close, CLOSE);
-    char full[48];
-    for (size_t i = 0; i < 4 && t == NONE; i++) {
-        snprintf(full, sizeof full, "%s%s", parse__open, next[i]);
-        t = against(s, n, full, OPEN);
-    }
+    for (size_t i = 0; i < 4 && t == NONE; i++) t = against(s, n, next[i], OPEN);
     return t;
 }
 

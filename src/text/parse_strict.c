@@ -125,7 +125,7 @@ static aff_status call_parameters(strict *p, int stop, aff_buf *arguments, json_
         aff_buf k = {0};
         aff_status s = aff__json_put_string(&k, key.s, key.n, p->err);
         bool twice = s == AFF_OK && json_object_get(seen, k.s);
-        if (s == AFF_OK && !twice && json_object_set_new(seen, k.s, json_true()) != 0)
+        if (s == AFF_OK && !twice && json_object_set_new_nocheck(seen, k.s, json_true()) != 0)
             s = aff__fail(p->err, AFF_E_NOMEM, "completion: out of memory");
         if (s == AFF_OK && !first) s = aff__buf_puts(arguments, ", ", p->err);
         if (s == AFF_OK) s = aff__buf_put(arguments, k.s, k.n, p->err);

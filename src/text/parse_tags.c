@@ -153,7 +153,8 @@ static aff_status opening(aff_parser *p, tag_kind kind, bool closed)
 {
     bool outside = p->from == REASONING || p->from == CONTENT;
     const char *end = p->tag.s + p->tag.n, *name = attribute(&p->tag, "name=\"");
-    size_t n = name && memchr(name, '"', (size_t)(end - name)) ? value_length(name, end) : 0;
+    bool named = name && memchr(name, '"', (size_t)(end - name)) && (closed || p->tag.n < TAG_LIMIT);
+    size_t n = named ? value_length(name, end) : 0;
     parse_type type;
     if (kind == TAG_BLOCK) {
         if (outside)
