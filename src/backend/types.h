@@ -3,6 +3,7 @@
 #define AFF_BACKEND_TYPES_H
 #include "affinity.h" /* aff_numerics */
 #include "format/dtype.h"
+#include "quant/rows.h"
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -57,11 +58,12 @@ typedef struct aff_moe_plan {
 
 /* One layer's share of a sequence's attention state (spec model-v4 10.1). Rings hold position p in slot p mod size. */
 typedef struct aff_layer_state {
-    float *raw; /* [raw_size][head_dim] KV rows */
+    const aff_rowfmt *row, *key; /* of raw and comp; of ikey */
+    void *raw;                   /* [raw_size] KV rows */
     int raw_size;
-    float *comp;             /* [g][head_dim] compressed rows, g = group; NULL for ratio 0 */
+    void *comp;              /* [g] compressed rows, g = group; NULL for ratio 0 */
     float *hist_c, *hist_z;  /* [hist_size][coff*head_dim] projections; z with ape already added */
-    float *ikey;             /* [g][index_dim] indexer keys; NULL unless ratio 4 */
+    void *ikey;              /* [g] indexer keys; NULL unless ratio 4 */
     float *ihist_c, *ihist_z; /* [hist_size][2*index_dim] */
     int hist_size;
 } aff_layer_state;
@@ -76,14 +78,15 @@ typedef struct aff_rowset {
 
 /* The keys of one query in the order of promise 0: ring rows lo .. lo+n_raw-1, then compressed rows, then extra rows. */
 typedef struct aff_keyset {
-    const float *raw;
+    const aff_rowfmt *row; /* of raw and comp */
+    const void *raw;
     int raw_size;
     int64_t lo;
     int n_raw;
-    const float *comp;
+    const void *comp;
     const int *sel; /* [n_comp] ascending groups; NULL: groups 0 .. n_comp-1 */
     int n_comp;
-    const float *extra; /* [n_extra][head_dim]: a draft block's own rows */
+    const float *extra; /* [n_extra][head_dim] float32: a draft block's own rows */
     int n_extra;
 } aff_keyset;
 #endif

@@ -45,7 +45,7 @@ static void key_lists(aff_runner *r, const aff_block *b, aff_reach reach)
         const int64_t end = reach == AFF_DRAFT ? r->pos[r->first[t]] : r->pos[t] + 1; /* one past the last ring row */
         const int64_t lo = end > W ? end - W : 0;
         aff_keyset *k = &r->keys[t];
-        *k = (aff_keyset){.raw = s->raw, .raw_size = s->raw_size, .lo = lo, .n_raw = (int)(end - lo)};
+        *k = (aff_keyset){.row = s->row, .raw = s->raw, .raw_size = s->raw_size, .lo = lo, .n_raw = (int)(end - lo)};
         if (reach == AFF_DRAFT) {
             k->extra = r->kv + (int64_t)r->first[t] * c->head_dim;
             k->n_extra = c->draft_block;
@@ -60,13 +60,20 @@ static void key_lists(aff_runner *r, const aff_block *b, aff_reach reach)
     }
 }
 
+/* Row g of stored rows, for the trace: r->c is free by then. */
+static void trace_row(aff_runner *r, const char *what, int layer, const aff_rowfmt *f, const void *rows, int64_t g)
+{
+    aff__row_decode(f, (const uint8_t *)rows + g * f->bytes, r->c);
+    r->trace(r->trace_ctx, what, layer, (int)g, r->c, 1, f->n);
+}
+
 static void trace_compressed(aff_runner *r, const aff_block *b, int layer)
 {
     for (int t = 0; r->trace && t < r->n; t++) {
-        const int64_t g = r->pos[t] / b->ratio;
+        const aff_layer_state *s = r->state[t];
         if ((r->pos[t] + 1) % b->ratio) continue;
-        r->trace(r->trace_ctx, "comp", layer, (int)g, r->state[t]->comp + g * b->comp.dim, 1, b->comp.dim);
-        if (b->ratio == 4) r->trace(r->trace_ctx, "ikey", layer, (int)g, r->state[t]->ikey + g * b->idx_comp.dim, 1, b->idx_comp.dim);
+        trace_row(r, "comp", layer, s->row, s->comp, r->pos[t] / b->ratio);
+        if (b->ratio == 4) trace_row(r, "ikey", layer, s->key, s->ikey, r->pos[t] / b->ratio);
     }
 }
 
@@ -223,6 +230,7 @@ static aff_status forward(aff_runner *r, const aff_batch *b, int count, aff_erro
 {
     aff_status s = AFF_OK;
     r->streams = false;
+    for (int i = 0; i < count; i++) AFF_TRY(aff__seq_grow(b[i].seq, b[i].seq->pos + b[i].n, err));
     for (int i = 0; i < count; i++) aff__seq_begin(b[i].seq, b[i].n);
     for (int at = 0; s == AFF_OK && at < b->n; at += AFF_MAX_CHUNK) s = pass(r, b, count, at, err);
     for (int i = 0; s != AFF_OK && i < count; i++) aff__seq_undo(b[i].seq);

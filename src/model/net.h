@@ -28,4 +28,7 @@ typedef enum aff_draft_kind { AFF_DRAFT_NONE, AFF_DRAFT_DSPARK, AFF_DRAFT_MTP1 }
 aff_draft_kind aff__net_draft(const aff_net *n);
 int aff__net_stages(const aff_net *n); /* draft stages loaded: 0 without a draft */
 aff_numerics aff__net_numerics(const aff_net *n);
+/* A hash that tells networks apart: configuration, layers and draft in force, and samples from the ends of every dense tensor and
+ * of three experts a layer (not the whole file: hashing 100 GB at every start would cost minutes). */
+void aff__net_identity(const aff_net *n, uint64_t id[2]);
 #endif

@@ -586,8 +586,12 @@ static void test_attention_units(void **state)
         size_t n;
         snprintf(name, sizeof name, "unit.comp.%d", l);
         want = golden_f32(f.g, name, &n);
-        for (size_t i = 0; i < n / 512; i++)
-            errors_add(&e, row_error(f.seq->layer[l].comp + (int64_t)i * step * 512, want + i * 512, 512));
+        for (size_t i = 0; i < n / 512; i++) {
+            const aff_layer_state *ls = &f.seq->layer[l];
+            float row[512];
+            aff__row_decode(ls->row, (const uint8_t *)ls->comp + (int64_t)i * step * ls->row->bytes, row);
+            errors_add(&e, row_error(row, want + i * 512, 512));
+        }
     }
     assert_int_equal(e.n, 3 * 16 + 3 * 6 + 9 + 2);
     errors_judge_loose(&e, DSPARK, "sim", "attention units", 1e-5, 1e-5, 2, 1e-2);
