@@ -94,7 +94,7 @@ static void bytes_are_those_of_the_text(void **state)
         aff_cb_index *ix;
         assert_int_equal(aff__cb_index_create(&ix, cb, compat ? AFF_CB_GRID_COMPAT : AFF_CB_GRID_EXACT, NULL, &err),
                          AFF_OK);
-        aff__expert_matrix_encode(ix, &m, c.w, got);
+        aff__expert_matrix_encode(ix, &m, c.w, NULL, got);
         naive_encode(t, compat, c.w, c.rows, c.cols, want + m.data_off, want + m.scale_off,
                      (uint16_t *)(void *)(want + m.rscale_off));
         assert_memory_equal(got + m.rscale_off, want + m.rscale_off, m.rscale_size);
