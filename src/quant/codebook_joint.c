@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SAMPLE_LOG = 18, FREE_ROUNDS = 12, GRID_ROUNDS = 12, CHUNK = 1024, ROW = -4 };
+enum { SAMPLE_LOG = 18, FREE_ROUNDS = 24, GRID_ROUNDS = 8, CHUNK = 1024, ROW = -4 };
 
 aff_status aff__fit_samples_add(aff_fit_samples *s, const aff_mxfp4 *m, const float *weight, aff_error *err)
 {

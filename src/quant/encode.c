@@ -133,7 +133,7 @@ static aff_choice retry(const aff_search *s, const aff_block *b, float *err, int
         aff_choice c = {.e = from + i / 8, .j = js[i / 8], .v = (unsigned)i / 4 & 1, .g = (unsigned)i & 3};
         place_quads(b, &c, weight, t, w);
         nearest_codes(s, b, &c);
-        float d = s->best(&s->table[c.v], t, w, c.pos, least / size, pos) * size;
+        float d = s->best(&s->table[c.v], t, w, c.pos, 4, least / size, pos) * size;
         if (d < least) {
             least = d;
             best = c;

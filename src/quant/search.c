@@ -90,15 +90,15 @@ static float box_bound(const aff_search_table *s, unsigned b, const float *t, co
     return sum;
 }
 
-float aff__search_scalar(const aff_search_table *s, const float *t, const float *w, const uint16_t seed[4], float limit,
-                         uint16_t pos[4])
+float aff__search_scalar(const aff_search_table *s, const float *t, const float *w, const uint16_t *seed, int n,
+                         float limit, uint16_t *pos)
 {
     float sum = 0;
-    for (int q = 0; q < 4; q++, t += 4, w += 4) {
-        float best = distance(s, seed[q], t, w);
+    for (int q = 0; q < n; q++, t += 4, w += 4) {
+        float best = distance(s, seed[q], t, w), rest = limit - sum;
         unsigned at = seed[q];
         for (unsigned b = 0; b < AFF_SEARCH_BOXES; b++) {
-            if (box_bound(s, b, t, w) > best) continue;
+            if (box_bound(s, b, t, w) > (best < rest ? best : rest)) continue;
             for (unsigned i = b * AFF_SEARCH_BOX; i < (b + 1) * AFF_SEARCH_BOX; i++) {
                 float d = distance(s, i, t, w);
                 if (d < best || (d == best && i < at)) {
@@ -107,9 +107,9 @@ float aff__search_scalar(const aff_search_table *s, const float *t, const float 
                 }
             }
         }
+        if (best > rest) return limit;
         pos[q] = (uint16_t)at;
         sum += best;
-        if (sum >= limit) break;
     }
     return sum;
 }
@@ -140,17 +140,17 @@ static void quad_values(uint16_t q, int j, float t[4])
 static void find_nearest(void *ctx, int64_t task, int thread)
 {
     (void)thread;
-    static const float one[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    static const float one[4] = {1, 1, 1, 1};
     filling *f = ctx;
     int per_j = AFF_QUADS / CHUNK, j = f->from + (int)(task / per_j);
-    uint16_t seed[4] = {0};
+    uint16_t seed = 0;
     for (unsigned v = 0; v < AFF_CB_VARIANTS; v++) {
         for (int q = (int)(task % per_j) * CHUNK; q < (int)(task % per_j + 1) * CHUNK; q++) {
-            float t[16] = {0}, d;
-            uint16_t pos[4];
+            float t[4], d;
+            uint16_t pos;
             quad_values((uint16_t)q, j, t);
-            d = f->s->best(&f->s->table[v], t, one, seed, 0, pos); /* limit 0: only the first quad counts */
-            f->s->near[((size_t)(j - AFF_SEARCH_JMIN) * 2 + v) * AFF_QUADS + (size_t)q] = seed[0] = pos[0];
+            d = f->s->best(&f->s->table[v], t, one, &seed, 1, INFINITY, &pos);
+            f->s->near[((size_t)(j - AFF_SEARCH_JMIN) * 2 + v) * AFF_QUADS + (size_t)q] = seed = pos;
             f->dist[j - f->from][v][q] = d;
         }
     }

@@ -22,10 +22,11 @@ typedef struct aff_search_table {
     uint16_t id[AFF_CB_ENTRIES];                               /* position -> number of the entry */
 } aff_search_table;
 
-/* Of the four quads t [4][4] with weights w [4][4]: positions of the best entries; returns the sum of their distances,
- * q ascending. seed: positions that are likely good. Stops early, with a sum >= limit, once it reaches that. */
-typedef float (*aff_search_fn)(const aff_search_table *s, const float *t, const float *w, const uint16_t seed[4],
-                               float limit, uint16_t pos[4]);
+/* Of n quads t [n][4] with weights w [n][4]: positions of the best entries; returns the sum of their distances,
+ * q ascending. seed: positions that are likely good. Returns `limit` as soon as a quad's distance exceeds limit - sum so
+ * far; pos is then unspecified. */
+typedef float (*aff_search_fn)(const aff_search_table *s, const float *t, const float *w, const uint16_t *seed, int n,
+                         float limit, uint16_t *pos);
 
 typedef struct aff_search {
     aff_search_table table[AFF_CB_VARIANTS];
@@ -56,11 +57,11 @@ aff_status aff__search_create(aff_search **out, aff_cb_table cb[AFF_CB_VARIANTS]
 void aff__search_free(aff_search *s);
 
 /* The paths, for aff__search_path. */
-float aff__search_scalar(const aff_search_table *s, const float *t, const float *w, const uint16_t seed[4], float limit,
-                         uint16_t pos[4]);
-float aff__search_avx2(const aff_search_table *s, const float *t, const float *w, const uint16_t seed[4], float limit,
-                       uint16_t pos[4]);
-float aff__search_avx512(const aff_search_table *s, const float *t, const float *w, const uint16_t seed[4], float limit,
-                         uint16_t pos[4]);
+float aff__search_scalar(const aff_search_table *s, const float *t, const float *w, const uint16_t *seed, int n,
+                         float limit, uint16_t *pos);
+float aff__search_avx2(const aff_search_table *s, const float *t, const float *w, const uint16_t *seed, int n,
+                         float limit, uint16_t *pos);
+float aff__search_avx512(const aff_search_table *s, const float *t, const float *w, const uint16_t *seed, int n,
+                         float limit, uint16_t *pos);
 aff_search_fn aff__search_path(aff_cpu_level level);
 #endif

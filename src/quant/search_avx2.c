@@ -37,22 +37,22 @@ static inline uint64_t boxes_within(const aff_search_table *s, const __m256 t[4]
     return mask;
 }
 
-float aff__search_avx2(const aff_search_table *s, const float *tt, const float *ww, const uint16_t seed[4], float limit,
-                       uint16_t pos[4])
+float aff__search_avx2(const aff_search_table *s, const float *tt, const float *ww, const uint16_t *seed, int n,
+                         float limit, uint16_t *pos)
 {
     const __m256i lanes = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0);
     float sum = 0;
-    for (int q = 0; q < 4; q++) {
+    for (int q = 0; q < n; q++) {
         __m256 t[4], w[4];
         for (int p = 0; p < 4; p++) {
             t[p] = _mm256_set1_ps(tt[4 * q + p]);
             w[p] = _mm256_set1_ps(ww[4 * q + p]);
         }
         unsigned first = seed[q] / AFF_SEARCH_BOX * AFF_SEARCH_BOX;
-        float bound = least_of(_mm256_min_ps(distances(s, first, t, w), distances(s, first + 8, t, w)));
+        float bound = least_of(_mm256_min_ps(distances(s, first, t, w), distances(s, first + 8, t, w))), rest = limit - sum;
         __m256 best = _mm256_set1_ps(__builtin_inff());
         __m256i who = lanes;
-        for (uint64_t mask = boxes_within(s, t, w, bound); mask; mask &= mask - 1) {
+        for (uint64_t mask = boxes_within(s, t, w, bound < rest ? bound : rest); mask; mask &= mask - 1) {
             unsigned at = (unsigned)__builtin_ctzll(mask) * AFF_SEARCH_BOX;
             for (unsigned half = 0; half < 2; half++, at += 8) {
                 __m256 d = distances(s, at, t, w), less = _mm256_cmp_ps(d, best, _CMP_LT_OQ);
@@ -69,8 +69,8 @@ float aff__search_avx2(const aff_search_table *s, const float *tt, const float *
         a = _mm_min_epi32(a, _mm_shuffle_epi32(a, 0x4e));
         a = _mm_min_epi32(a, _mm_shuffle_epi32(a, 0xb1));
         pos[q] = (uint16_t)_mm_cvtsi128_si32(a);
+        if (least > rest) return limit;
         sum += least;
-        if (sum >= limit) break;
     }
     return sum;
 }

@@ -30,21 +30,21 @@ static inline uint64_t boxes_within(const aff_search_table *s, const __m512 t[4]
     return mask;
 }
 
-float aff__search_avx512(const aff_search_table *s, const float *tt, const float *ww, const uint16_t seed[4],
-                         float limit, uint16_t pos[4])
+float aff__search_avx512(const aff_search_table *s, const float *tt, const float *ww, const uint16_t *seed, int n,
+                         float limit, uint16_t *pos)
 {
     const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     float sum = 0;
-    for (int q = 0; q < 4; q++) {
+    for (int q = 0; q < n; q++) {
         __m512 t[4], w[4];
         for (int p = 0; p < 4; p++) {
             t[p] = _mm512_set1_ps(tt[4 * q + p]);
             w[p] = _mm512_set1_ps(ww[4 * q + p]);
         }
-        float bound = _mm512_reduce_min_ps(distances(s, seed[q] / AFF_SEARCH_BOX, t, w));
+        float bound = _mm512_reduce_min_ps(distances(s, seed[q] / AFF_SEARCH_BOX, t, w)), rest = limit - sum;
         __m512 best = _mm512_set1_ps(__builtin_inff());
         __m512i who = lanes;
-        for (uint64_t mask = boxes_within(s, t, w, bound); mask; mask &= mask - 1) {
+        for (uint64_t mask = boxes_within(s, t, w, bound < rest ? bound : rest); mask; mask &= mask - 1) {
             unsigned box = (unsigned)__builtin_ctzll(mask);
             __m512 d = distances(s, box, t, w);
             __mmask16 less = _mm512_cmp_ps_mask(d, best, _CMP_LT_OQ);
@@ -54,8 +54,8 @@ float aff__search_avx512(const aff_search_table *s, const float *tt, const float
         float least = _mm512_reduce_min_ps(best);
         __mmask16 those = _mm512_cmp_ps_mask(best, _mm512_set1_ps(least), _CMP_EQ_OQ);
         pos[q] = (uint16_t)_mm512_mask_reduce_min_epu32(those, who);
+        if (least > rest) return limit;
         sum += least;
-        if (sum >= limit) break;
     }
     return sum;
 }
