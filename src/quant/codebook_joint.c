@@ -6,12 +6,11 @@
 #include "quant/encode.h"
 #include "quant/numbers.h"
 #include <limits.h>
-#include <stdio.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { SAMPLE_LOG = 18, FREE_ROUNDS = 24, GRID_ROUNDS = 8, CHUNK = 1024, ROW = -4 };
+enum { SAMPLE_LOG = 18, FREE_ROUNDS = 24, GRID_ROUNDS = 8, CHUNK = 1024, ROW = -4, START_BLOCKS = 1 << 16 };
 
 aff_status aff__fit_samples_add(aff_fit_samples *s, const aff_mxfp4 *m, const float *weight, aff_error *err)
 {
@@ -52,6 +51,9 @@ void aff__fit_samples_free(aff_fit_samples *s)
     free(s->weight);
     *s = (aff_fit_samples){0};
 }
+
+/* Rounds that lower the squared error by less than this share are the last of their kind. */
+#define LEAST_GAIN 1e-3
 
 typedef struct joint {
     const aff_fit_samples *s;
@@ -106,16 +108,17 @@ static aff_status round_once(joint *f, aff_cb_table cb[AFF_CB_VARIANTS], aff_poo
     return AFF_OK;
 }
 
-/* The blocks in units of the power of two above their largest weight. */
+/* Blocks from all over the samples, in units of the power of two above their largest weight. */
 static aff_status plain_start(const aff_fit_samples *s, aff_pool *pool, uint8_t out[AFF_CB_BYTES], aff_error *err)
 {
-    aff_cb_samples plain = {.blocks = s->n};
+    uint64_t step = (s->n + START_BLOCKS - 1) / START_BLOCKS;
+    aff_cb_samples plain = {0};
     AFF_TRY(aff__calloc(&plain.x, s->n, 16 * sizeof(float), "codebook samples", err));
-    for (uint64_t i = 0; i < s->n; i++) {
+    for (uint64_t i = 0; i < s->n; i += step) {
         const aff_block *b = &s->block[i];
+        float *x = plain.x + 16 * plain.blocks++;
         for (int k = 0; k < 16; k++)
-            plain.x[i * 16 + (uint64_t)k] = ldexpf(aff__e2m1_table[b->quad[k / 4] >> (4 * (k & 3)) & 15],
-                                                   b->exponent - aff__block_top(b));
+            x[k] = ldexpf(aff__e2m1_table[b->quad[k / 4] >> (4 * (k & 3)) & 15], b->exponent - aff__block_top(b));
     }
     aff_status st = aff__cb_fit(&plain, pool, out, err);
     aff__cb_samples_free(&plain);
@@ -126,25 +129,28 @@ aff_status aff__cb_fit_joint(const aff_fit_samples *s, aff_pool *pool, uint8_t o
 {
     joint f = {.s = s};
     aff_cb_table cb[AFF_CB_VARIANTS];
-    double least = INFINITY, err2 = 0;
+    double least = INFINITY, before = INFINITY, err2 = 0;
     uint8_t bytes[AFF_CB_BYTES];
     AFF_TRY(plain_start(s, pool, bytes, err));
     memcpy(out, bytes, AFF_CB_BYTES);
     AFF_TRY(aff__calloc(&f.choice, s->n, sizeof *f.choice, "codebook fit", err));
     aff__cb_unpack(bytes, cb);
     aff_status st = AFF_OK;
-    for (int round = 0; round < FREE_ROUNDS + GRID_ROUNDS && st == AFF_OK; round++) {
-        bool grid = round >= FREE_ROUNDS;
+    for (int round = 0, free_rounds = FREE_ROUNDS; round < free_rounds + GRID_ROUNDS && st == AFF_OK; round++) {
+        bool grid = round >= free_rounds;
         if (grid) {
             aff__cb_pack(cb, bytes);
             aff__cb_unpack(bytes, cb);
         }
         st = round_once(&f, cb, pool, &err2, err);
-        if (getenv("AFF_FIT_TRACE")) fprintf(stderr, "round %d %.6f\n", round, sqrt(err2));
-        if (st == AFF_OK && grid && err2 < least) {
+        if (!grid && err2 > before * (1 - LEAST_GAIN)) free_rounds = round + 1;
+        if (grid && err2 < least) {
             least = err2;
             memcpy(out, bytes, AFF_CB_BYTES);
+        } else if (grid && st == AFF_OK) {
+            break;
         }
+        before = err2;
     }
     free(f.choice);
     return st;

@@ -312,26 +312,3 @@ double aff__qerror_weighted(const aff_qerror *e)
 {
     return e->ww2 > 0 ? sqrt(e->werr2 / e->ww2) : 0;
 }
-
-/* ---- whole experts ---- */
-
-aff_status aff__expert_encode(const aff_clayer *layer, const aff_cb_index *ix, const uint8_t *codebook,
-                              const aff_mxfp4 src[3], float *scratch, uint8_t *record, aff_qerror *e, aff_error *err)
-{
-    static const char *const names[3] = {"w1", "w3", "w2"};
-    const aff_matdesc *m[3] = {&layer->gate, &layer->up, &layer->down};
-    for (int i = 0; i < 3; i++) {
-        aff_error why = {0};
-        /* Decoded for MXFP4 too: it checks the scales. */
-        aff_status s = aff__mxfp4_decode(&src[i], scratch, &why);
-        if (s != AFF_OK) return aff__fail(err, s, "%s: %s", names[i], why.msg);
-        if (m[i]->quant == AFF_MXFP4) {
-            memcpy(record + m[i]->data_off, src[i].codes, m[i]->data_size);
-            memcpy(record + m[i]->scale_off, src[i].scales, m[i]->scale_size);
-        } else {
-            aff__expert_matrix_encode(ix, m[i], scratch, NULL, record);
-        }
-        if (e) AFF_TRY(aff__expert_matrix_error(m[i], record, codebook, scratch, NULL, e));
-    }
-    return AFF_OK;
-}

@@ -56,10 +56,4 @@ aff_status aff__expert_matrix_error(const aff_matdesc *m, const uint8_t *record,
 /* Relative Frobenius error ||w - w'|| / ||w||, 0 if w is all zero. */
 double aff__qerror_relative(const aff_qerror *e);
 double aff__qerror_weighted(const aff_qerror *e);
-
-/* Encodes a whole expert: src is gate (w1), up (w3), down (w2) with the shapes of the layer. Dtype 40 copies; ix is
- * then NULL. scratch: inter*hidden floats. e, if not NULL, receives the error (needs the packed codebook). `record`
- * must be zeroed. */
-aff_status aff__expert_encode(const aff_clayer *layer, const aff_cb_index *ix, const uint8_t *codebook,
-                              const aff_mxfp4 src[3], float *scratch, uint8_t *record, aff_qerror *e, aff_error *err);
 #endif
