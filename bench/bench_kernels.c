@@ -208,7 +208,8 @@ static void run_attend(void *ctx)
 static void run_index(void *ctx)
 {
     position *p = ctx;
-    aff__cpu_index_scores(p->q, p->w, 64, 128, p->k, 128, p->n, p->score);
+    const aff_rowfmt f = aff__rowfmt_f32(128);
+    aff__cpu_index_scores(p->q, p->w, 64, &f, p->k, p->n, p->score);
 }
 static void run_topk(void *ctx)
 {

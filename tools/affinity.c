@@ -1,8 +1,10 @@
 /* affinity - continues a prompt, or shows what the model computes for one. docs/cli.md describes every flag. */
+#include "base/clock.h"
 #include "base/cpu.h"
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/options.h"
+#include "engine/collect.h"
 #include "engine/engine.h"
 #include "engine/idlist.h"
 #include "engine/text.h"
@@ -16,13 +18,16 @@
 
 enum { DEFAULT_PREDICT = 32 };
 static const uint64_t file_limit = 1ull << 30; /* bytes of a prompt or id list */
+static const uint64_t collect_memory = 1ull << 30; /* bytes for the rows in flight of --collect-imatrix */
 
 /* The command line. NAN, INT64_MIN and NULL: not given. */
 typedef struct flags {
-    const char *model, *tokenizer, *prompt, *prompt_file, *tokens, *logits_out, *numerics, *force, *cpu_path;
+    const char *model, *tokenizer, *prompt, *prompt_file, *tokens, *logits_out, *numerics, *force, *cpu_path, *collect;
+    const char *dspark, *dspark_model, *dspark_width, *bias;
     bool no_echo, ignore_eos, dump_tokens, logits_last;
-    int64_t n, top_k, seed, dump_logits, max_layers, chunk, threads;
-    double temp, top_p, min_p;
+    int64_t n, top_k, seed, dump_logits, max_layers, chunk, threads, slots, logprobs, imatrix_chunk;
+    double temp, top_p, min_p, presence, frequency, repetition;
+    int width; /* --dspark-width */
     bool text_from_file; /* of -p and --prompt-file the last one counts */
     aff_numerics mode;
 } flags;
@@ -40,8 +45,15 @@ typedef struct app {
     char *piece; /* output of the stream */
     size_t piece_cap;
     int32_t *top; /* [dump_logits] */
+    float *last;  /* [vocab] the last row of logits, for --logits-last */
+    aff_bias *bias;
+    int n_bias;
     aff_outfile out;
     bool out_open, progress_shown, separate;
+    uint64_t reported; /* ns of the last progress line, 0 before the first */
+    FILE *report;      /* lines of --logprobs, in memory */
+    char *report_text;
+    size_t report_size;
     int write_errno;   /* standard output failed */
     aff_status failed; /* inside an event that cannot return it */
     aff_error err;
@@ -76,9 +88,12 @@ static int parse(flags *f, int argc, char **argv)
                  .top_k = INT64_MIN,
                  .seed = INT64_MIN,
                  .chunk = AFF_MAX_CHUNK,
+                 .imatrix_chunk = INT64_MIN,
                  .temp = NAN,
                  .top_p = NAN,
                  .min_p = NAN,
+                 .logprobs = -1,
+                 .slots = 4,
                  .numerics = "fast"};
     const aff_option table[] = {
         {"model", 'm', AFF_OPT_STR, &f->model, "PATH", "Container (.aff) or checkpoint folder.", "Model and prompt"},
@@ -98,6 +113,11 @@ static int parse(flags *f, int argc, char **argv)
         {"min-p", 0, AFF_OPT_NUM, &f->min_p, "P", "Keep tokens at least this likely relative to the likeliest [0].",
          .max = 1},
         {"seed", 0, AFF_OPT_INT, &f->seed, "S", "Seed of the draws [0]."},
+        {"presence-penalty", 0, AFF_OPT_NUM, &f->presence, "X", "Taken off the logit of each token of the output [0].", NULL, -100, 100},
+        {"frequency-penalty", 0, AFF_OPT_NUM, &f->frequency, "X", "The same, times the number of its occurrences [0].", NULL, -100, 100},
+        {"repetition-penalty", 0, AFF_OPT_NUM, &f->repetition, "X",
+         "Divides positive and multiplies negative logits of the tokens of prompt and output [1].", NULL, 1e-3, 100},
+        {"logit-bias", 0, AFF_OPT_STR, &f->bias, "LIST", "Added to logits: ID=BIAS,ID=BIAS,..."},
         {"ignore-eos", 0, AFF_OPT_FLAG, &f->ignore_eos, NULL, "Go on after the end-of-sequence token."},
         {"no-echo", 0, AFF_OPT_FLAG, &f->no_echo, NULL, "Do not print the prompt.", "Output"},
         {"dump-tokens", 0, AFF_OPT_FLAG, &f->dump_tokens, NULL,
@@ -107,12 +127,23 @@ static int parse(flags *f, int argc, char **argv)
         {"logits-out", 0, AFF_OPT_STR, &f->logits_out, "FILE",
          "Write the logits: float32, one row of the vocabulary per position."},
         {"logits-last", 0, AFF_OPT_FLAG, &f->logits_last, NULL, "Only the last row in --logits-out."},
+        {"logprobs", 0, AFF_OPT_INT, &f->logprobs, "K",
+         "Print each generated token's log-probability and the K most likely ones, on standard error at the end.", NULL, 0, AFF_MAX_TOP_LOGPROBS},
+        {"collect-imatrix", 0, AFF_OPT_STR, &f->collect, "FILE",
+         "Generate nothing: run the text and write how large the inputs of every expert's columns are (GGUF), for "
+         "aff-quantize --imatrix.", "Calibration"},
+        {"imatrix-chunk", 0, AFF_OPT_INT, &f->imatrix_chunk, "N",
+         "Cut that text into sequences of N tokens, each after begin-of-sequence [512].", NULL, 1, 1e9},
         {"numerics", 0, AFF_OPT_STR, &f->numerics, "MODE",
          "How much of the published arithmetic is reproduced: math, sim or fast [fast].", "Running"},
         {"prefill-chunk-size", 0, AFF_OPT_INT, &f->chunk, "N", "Prompt tokens per pass; changes no result [256].", NULL,
          1, INT32_MAX},
         {"threads", 0, AFF_OPT_INT, &f->threads, "N", "Threads; changes no result [one per CPU].", NULL, 1, 4096},
+        {"slots", 0, AFF_OPT_INT, &f->slots, "N", "Sequences the engine has room for; affinity runs one [4].", NULL, 1, AFF_MAX_SLOTS},
         {"cpu-path", 0, AFF_OPT_STR, &f->cpu_path, "SET", "Use at most this instruction set: scalar, avx2 or avx512."},
+        {"dspark", 0, AFF_OPT_STR, &f->dspark, "on|off", "Draft tokens ahead; changes no result [on, if the model has a draft].", "Speculation"},
+        {"dspark-model", 0, AFF_OPT_STR, &f->dspark_model, "FILE", "The draft of a container [MODEL.dspark.aff]."},
+        {"dspark-width", 0, AFF_OPT_STR, &f->dspark_width, "K", "Drafted tokens verified in a pass: 0 to 5, or auto, which measures what pays [auto]."},
         {"force-tokens", 0, AFF_OPT_STR, &f->force, "LIST", "Generate these ids in turn, whatever the model says.",
          "Diagnosis"},
         {"max-layers", 0, AFF_OPT_INT, &f->max_layers, "N", "Run only the first N layers: not the model's output.",
@@ -156,6 +187,13 @@ static aff_status check_flags(const flags *f, aff_error *err)
         return bad(
             err,
             "--dump-tokens stops before the model runs: expected no --dump-logits, --logits-out or --force-tokens");
+    if (f->imatrix_chunk != INT64_MIN && !f->collect)
+        return bad(err, "--imatrix-chunk: expected --collect-imatrix FILE with it, got none");
+    if (f->collect && (f->dump_tokens || f->dump_logits || f->logits_out || f->force || f->n != INT64_MIN || f->ignore_eos ||
+                       sampler_flags(f)))
+        return bad(err, "--collect-imatrix generates nothing: expected no sampling or output flags, no -n, got one");
+    if (f->dspark_model && f->dspark && strcmp(f->dspark, "off") == 0)
+        return bad(err, "--dspark-model and --dspark off: expected one of them, got both");
     if (f->force && sampler_flags(f))
         return bad(
             err,
@@ -183,6 +221,13 @@ static aff_status check_enums(flags *f, aff_error *err)
     int i;
     AFF_TRY(one_of("--numerics", f->numerics, modes, &i, err));
     f->mode = i == 0 ? AFF_MATH : i == 1 ? AFF_SIM : AFF_FAST;
+    static const char *const switches[] = {"on", "off", NULL}, *const widths[] = {"0", "1", "2", "3", "4", "5", "auto", NULL};
+    if (f->dspark) AFF_TRY(one_of("--dspark", f->dspark, switches, &i, err));
+    f->width = AFF_WIDTH_AUTO;
+    if (f->dspark_width) {
+        AFF_TRY(one_of("--dspark-width", f->dspark_width, widths, &i, err));
+        if (i <= AFF_MAX_WIDTH) f->width = i;
+    }
     if (!f->cpu_path) return AFF_OK;
     AFF_TRY(one_of("--cpu-path", f->cpu_path, paths, &i, err));
     aff_cpu_level want = i == 0 ? AFF_CPU_SCALAR : i == 1 ? AFF_CPU_AVX2 : AFF_CPU_AVX512, have = aff__cpu_level();
@@ -194,6 +239,25 @@ static aff_status check_enums(flags *f, aff_error *err)
 }
 
 /* ---- Prompt ---- */
+
+/* "ID=BIAS,..." */
+static aff_status read_bias(app *a, aff_error *err)
+{
+    const char *at = a->f.bias;
+    for (; at && *at && a->n_bias < AFF_MAX_BIAS; a->n_bias++) {
+        char *end;
+        const long id = strtol(at, &end, 10);
+        const bool split = end != at && *end == '=';
+        at = end + 1;
+        const float bias = split ? strtof(at, &end) : 0;
+        if (!split || end == at || id < 0 || id > INT32_MAX || (*end && (*end != ',' || !end[1])))
+            return aff__fail(err, AFF_E_INVALID, "--logit-bias: expected ID=BIAS,ID=BIAS,..., got '%s'", a->f.bias);
+        AFF_TRY(aff__realloc(&a->bias, (uint64_t)a->n_bias + 1, sizeof *a->bias, "logit bias", err));
+        a->bias[a->n_bias] = (aff_bias){(int32_t)id, bias};
+        at = *end ? end + 1 : end;
+    }
+    return at && *at ? aff__fail(err, AFF_E_INVALID, "--logit-bias: expected at most %d entries, got more", AFF_MAX_BIAS) : AFF_OK;
+}
 
 /* "a,b,c" or "@FILE". A malformed file is a failure of the file, not of the command line. */
 static aff_status read_ids(const char *flag, const char *list, int32_t **ids, int64_t *n, aff_error *err)
@@ -320,13 +384,23 @@ static bool on_progress(void *ctx, int64_t done, int64_t total)
     return !interrupted && !a->write_errno;
 }
 
-static bool on_token(void *ctx, int64_t pos, int32_t id)
+/* One line of --logprobs: position, id, its log-probability, then the likeliest ids with theirs. Kept until the text is out. */
+static void keep_logprobs(app *a, const aff_token *t)
+{
+    if (a->f.logprobs < 0 || !a->report) return;
+    fprintf(a->report, "logprob %lld %d %.6f", (long long)t->pos, t->id, (double)t->logprob);
+    for (int i = 0; i < t->n_top; i++) fprintf(a->report, " %d %.6f", t->top[i], (double)t->top_logprob[i]);
+    fputc('\n', a->report);
+}
+
+static bool on_token(void *ctx, const aff_token *t)
 {
     app *a = ctx;
-    a->chosen[a->n_chosen++] = id;
-    bool end = id == aff__net_config(a->net)->eos && !a->f.ignore_eos && !a->n_forced;
+    a->chosen[a->n_chosen++] = t->id;
+    keep_logprobs(a, t);
+    bool end = t->id == aff__net_config(a->net)->eos && !a->f.ignore_eos && !a->n_forced;
     if (!a->f.dump_logits && !end) {
-        a->failed = print_token(a, id, &a->err);
+        a->failed = print_token(a, t->id, &a->err);
         flush_output(a);
     }
     return a->failed == AFF_OK && !interrupted && !a->write_errno;
@@ -340,6 +414,7 @@ static aff_status on_logits(void *ctx, int64_t pos, int rows, const float *logit
         uint64_t row = (uint64_t)vocab * sizeof(float);
         AFF_TRY(aff__out_write(&a->out, logits, row * (uint64_t)rows, row * (uint64_t)pos, err));
     }
+    if (a->last) memcpy(a->last, logits + (size_t)(rows - 1) * (size_t)vocab, (size_t)vocab * sizeof *a->last);
     for (int r = 0; r < rows && k; r++) {
         const float *l = logits + (size_t)r * (size_t)vocab;
         int64_t p = pos + r;
@@ -351,14 +426,25 @@ static aff_status on_logits(void *ctx, int64_t pos, int rows, const float *logit
     return AFF_OK;
 }
 
+static void on_warning(void *ctx, const char *line)
+{
+    fprintf(stderr, "affinity: %s\n", line);
+}
+
 /* ---- The run ---- */
 
 /* Loads everything, so that all that can be refused is refused before the first pass. */
 static aff_status prepare(app *a, aff_error *err)
 {
     flags *f = &a->f;
-    AFF_TRY(aff__net_open(&a->net, f->model, &(aff_net_options){.numerics = f->mode, .max_layers = (int)f->max_layers},
-                          err));
+    const aff_net_options net = {.numerics = f->mode,
+                                 .max_layers = (int)f->max_layers,
+                                 .draft = !f->dspark || strcmp(f->dspark, "on") == 0,
+                                 .draft_if_any = !f->dspark && !f->dspark_model,
+                                 .draft_path = f->dspark_model};
+    if (f->dspark_model && aff__is_dir(f->model))
+        return aff__fail(err, AFF_E_INVALID, "--dspark-model: %s is a checkpoint, whose draft is part of it", f->model);
+    AFF_TRY(aff__net_open(&a->net, f->model, &net, err));
     const aff_config *cfg = aff__net_config(a->net);
     if (f->max_layers > cfg->layers)
         return aff__fail(err, AFF_E_INVALID, "--max-layers: expected 1 to %d, got %lld", cfg->layers,
@@ -374,9 +460,17 @@ static aff_status prepare(app *a, aff_error *err)
                          (long long)cfg->max_positions, (long long)a->n_prompt);
     if (f->n == INT64_MIN) f->n = f->dump_logits || f->logits_out ? 0 : DEFAULT_PREDICT;
     int64_t context = f->n < cfg->max_positions - a->n_prompt ? a->n_prompt + f->n : cfg->max_positions;
-    aff_engine_options o = {.threads = (int)f->threads, .context = context, .chunk = f->chunk};
+    aff_engine_options o = {.threads = (int)f->threads,
+                            .slots = (int)f->slots,
+                            .context = context,
+                            .chunk = f->chunk,
+                            .width = f->width,
+                            .warn = on_warning};
     AFF_TRY(aff__engine_create(&a->engine, a->net, &o, err));
     AFF_TRY(aff__calloc(&a->chosen, (uint64_t)(context - a->n_prompt) + 1, sizeof *a->chosen, "generated ids", err));
+    if (f->logits_last) AFF_TRY(aff__calloc(&a->last, (uint64_t)cfg->vocab, sizeof *a->last, "last logits", err));
+    if (f->logprobs >= 0 && !(a->report = open_memstream(&a->report_text, &a->report_size)))
+        return aff__fail_errno(err, "log-probabilities: no memory");
     AFF_TRY(aff__calloc(&a->top, (uint64_t)f->dump_logits, sizeof *a->top, "top logits", err));
     if (f->logits_out) {
         AFF_TRY(aff__out_open(&a->out, f->logits_out, err));
@@ -388,7 +482,12 @@ static aff_status prepare(app *a, aff_error *err)
 static void announce(const app *a)
 {
     const flags *f = &a->f;
-    int layers = aff__net_config(a->net)->layers;
+    const int layers = aff__net_config(a->net)->layers;
+    const aff_draft_kind draft = aff__net_draft(a->net);
+    if (draft == AFF_DRAFT_NONE)
+        fprintf(stderr, "speculation: off (%s)\n", f->dspark ? "--dspark off" : "the model has no draft, or not for these layers");
+    else
+        fprintf(stderr, "speculation: %s, width %s\n", draft == AFF_DRAFT_DSPARK ? "DSpark" : "MTP-1", f->dspark_width ? f->dspark_width : "auto");
     if (f->max_layers && f->max_layers < layers)
         printf("--max-layers %lld of %d: the output is not the model's\n", (long long)f->max_layers, layers);
     if (sampler_flags(f) && !(f->temp > 0) && (f->top_k != INT64_MIN || !isnan(f->top_p) || !isnan(f->min_p)))
@@ -408,13 +507,50 @@ static double rate(int64_t tokens, uint64_t ns)
     return ns ? (double)tokens * 1e9 / (double)ns : 0;
 }
 
-static void summary(const app *a, const aff_outcome *o)
+static void print_rates(const char *what, const int64_t *part, const int64_t *whole)
+{
+    fprintf(stderr, ", %s", what);
+    for (int i = 0; i < AFF_MAX_WIDTH && whole[i]; i++) fprintf(stderr, " %.3f", (double)part[i] / (double)whole[i]);
+}
+
+static void print_table(const char *what, const int64_t *n, const double *ns)
+{
+    fputs(what, stderr);
+    for (int i = 1; i <= AFF_PASS_ROWS; i++)
+        if (n[i]) fprintf(stderr, " %d:%lldx%.3fms", i, (long long)n[i], ns[i] / 1e6);
+    fputc('\n', stderr);
+}
+
+/* What the drafts did: spec text-and-serving 6.1. */
+static void draft_summary(const app *a)
+{
+    aff_draft_stats s;
+    int64_t offered = 0, accepted = 0;
+    if (aff__net_draft(a->net) == AFF_DRAFT_NONE) return;
+    aff__engine_draft_stats(a->engine, &s);
+    for (int i = 0; i < AFF_MAX_WIDTH; i++) {
+        offered += s.offered[i];
+        accepted += s.accepted[i];
+    }
+    fprintf(stderr, "drafts: %lld blocks (%lld not verified, %lld passes without), %lld tokens verified, %lld accepted (%.1f %%), %.2f tokens a pass",
+            (long long)s.blocks, (long long)s.unused, (long long)s.skipped, (long long)offered, (long long)accepted,
+            offered ? 100.0 * (double)accepted / (double)offered : 0.0, s.passes ? (double)s.tokens / (double)s.passes : 0.0);
+    print_rates("accepted by place", s.accepted, s.offered);
+    print_rates("equal by place", s.marginal, s.offered);
+    fputc('\n', stderr);
+    print_table("passes by rows:", s.rows, s.times.verify);
+    if (s.blocks) print_table("draft passes by sequences:", s.drafts, s.times.draft);
+}
+
+static void summary(app *a, const aff_outcome *o)
 {
     static const char *const why[] = {"", " [stopped at EOS]", " [stopped at the end of the context]",
                                       " [interrupted]"};
     struct rusage u;
     fputs("generated ids: ", stderr);
     print_ids(stderr, a->chosen, a->n_chosen);
+    if (a->report && fflush(a->report) == 0) fputs(a->report_text, stderr);
+    draft_summary(a);
     fprintf(stderr, "prefill %lld tok in %.3fs (%.2f tok/s), decode %lld tok in %.3fs (%.2f tok/s)%s\n",
             (long long)o->prefilled, (double)o->prefill_ns / 1e9, rate(o->prefilled, o->prefill_ns),
             (long long)o->decoded, (double)o->decode_ns / 1e9, rate(o->decoded, o->decode_ns), why[o->stop]);
@@ -427,7 +563,7 @@ static aff_status finish_logits(app *a, aff_error *err)
     if (!a->out_open) return AFF_OK;
     if (interrupted) return aff__fail(err, AFF_E_CANCELLED, "%s: not written: interrupted", a->f.logits_out);
     uint64_t row = (uint64_t)aff__net_config(a->net)->vocab * sizeof(float);
-    if (a->f.logits_last) AFF_TRY(aff__out_write(&a->out, aff__engine_logits(a->engine), row, 0, err));
+    if (a->f.logits_last) AFF_TRY(aff__out_write(&a->out, a->last, row, 0, err));
     a->out_open = false;
     return aff__out_commit(&a->out, err);
 }
@@ -440,14 +576,22 @@ static aff_status generate(app *a, aff_error *err)
                      .n_predict = f->n,
                      .ignore_eos = f->ignore_eos,
                      .forced = a->forced,
-                     .n_forced = a->n_forced};
+                     .n_forced = a->n_forced,
+                     .adjust = {.repetition = f->repetition,
+                                .presence = f->presence,
+                                .frequency = f->frequency,
+                                .bias = a->bias,
+                                .n_bias = a->n_bias},
+                     .logprobs = f->logprobs >= 0,
+                     .top_logprobs = f->logprobs > 0 ? (int)f->logprobs : 0};
     aff_sampling_init(&r.sampling);
+    if (f->logits_last && !f->dump_logits) r.logits_from = a->n_prompt - 1;
     if (!isnan(f->temp)) r.sampling.temperature = f->temp;
     if (!isnan(f->top_p)) r.sampling.top_p = f->top_p;
     if (!isnan(f->min_p)) r.sampling.min_p = f->min_p;
     if (f->top_k != INT64_MIN) r.sampling.top_k = f->top_k;
     if (f->seed != INT64_MIN) r.sampling.seed = (uint64_t)f->seed;
-    bool rows = f->dump_logits || (f->logits_out && !f->logits_last), text = !f->dump_logits;
+    bool rows = f->dump_logits || f->logits_out, text = !f->dump_logits;
     aff_events ev = {.ctx = a, .progress = on_progress, .token = on_token, .logits = rows ? on_logits : NULL};
     aff_outcome o;
 
@@ -472,6 +616,54 @@ static aff_status generate(app *a, aff_error *err)
     return finish_logits(a, err);
 }
 
+/* ---- Importance matrix ---- */
+
+/* On a terminal one line that is rewritten, elsewhere a line every ten seconds. */
+static bool on_layer(void *ctx, int64_t first, int64_t rows, int layer, int layers)
+{
+    app *a = ctx;
+    const bool terminal = isatty(STDERR_FILENO);
+    const uint64_t now = aff__now_ns();
+    if (!a->reported) a->reported = now;
+    if (terminal || now - a->reported > 10000000000u) {
+        fprintf(stderr, "%stokens %lld to %lld of %lld, layer %d of %d%s", terminal ? "\r\033[K" : "", (long long)first,
+                (long long)(first + rows), (long long)a->n_prompt, layer, layers, terminal ? "" : "\n");
+        a->reported = now;
+        a->progress_shown = terminal;
+    }
+    return !interrupted;
+}
+
+static aff_status collect(app *a, aff_error *err)
+{
+    const flags *f = &a->f;
+    AFF_TRY(aff__net_open(&a->net, f->model, &(aff_net_options){.numerics = f->mode, .max_layers = (int)f->max_layers},
+                          err));
+    const int32_t bos = (int32_t)aff__net_config(a->net)->bos;
+    if (a->text) {
+        AFF_TRY(open_tokenizer(a, err));
+        AFF_TRY(encode_prompt(a, err));
+    }
+    const int64_t skip = a->prompt[0] == bos; /* every sequence has its own */
+    const aff_collect c = {.net = a->net,
+                           .id = a->prompt + skip,
+                           .n = a->n_prompt - skip,
+                           .chunk = f->imatrix_chunk == INT64_MIN ? 512 : f->imatrix_chunk,
+                           .bos = bos,
+                           .threads = (int)f->threads,
+                           .memory = collect_memory,
+                           .dataset = a->text ? a->f.text_from_file ? f->prompt_file : "--prompt" : "--tokens",
+                           .ctx = a,
+                           .progress = on_layer};
+    aff_collected out;
+    const aff_status s = aff__collect_imatrix(&c, f->collect, &out, err);
+    clear_progress(a);
+    AFF_TRY(s);
+    printf("%s: %lld tokens in sequences of %lld; %lld of %lld experts were never used\n", f->collect, (long long)c.n,
+           (long long)c.chunk, (long long)out.unseen, (long long)out.pairs);
+    return fflush(stdout) == 0 ? AFF_OK : aff__fail_errno(err, "standard output: cannot write");
+}
+
 static int run(app *a)
 {
     aff_error err = {0};
@@ -479,6 +671,7 @@ static int run(app *a)
     if (check_flags(f, &err) != AFF_OK || check_enums(f, &err) != AFF_OK) return complain(&err, 2);
     aff_status s = AFF_OK;
     if (f->tokens) s = read_ids("--tokens", f->tokens, &a->prompt, &a->n_prompt, &err);
+    if (s == AFF_OK && f->bias) s = read_bias(a, &err);
     if (s == AFF_OK && f->force) s = read_ids("--force-tokens", f->force, &a->forced, &a->n_forced, &err);
     if (s != AFF_OK) return complain(&err, s == AFF_E_INVALID ? 2 : 1);
     if (!f->tokens && read_text(a, &err) != AFF_OK) return complain(&err, 1);
@@ -487,6 +680,10 @@ static int run(app *a)
         return complain(&err, 1);
     }
     if (f->dump_tokens) return dump_tokens(a, &err) == AFF_OK ? 0 : complain(&err, 1);
+    if (f->collect) {
+        catch_signals();
+        return collect(a, &err) == AFF_OK ? 0 : complain(&err, 1);
+    }
     if (prepare(a, &err) != AFF_OK) return complain(&err, 1);
     catch_signals();
     return generate(a, &err) == AFF_OK ? 0 : complain(&err, 1);
@@ -508,5 +705,9 @@ int main(int argc, char **argv)
     free(a.chosen);
     free(a.piece);
     free(a.top);
+    free(a.last);
+    free(a.bias);
+    if (a.report) fclose(a.report);
+    free(a.report_text);
     return code;
 }

@@ -3,6 +3,7 @@
 #define AFF_BACKEND_TYPES_H
 #include "affinity.h" /* aff_numerics */
 #include "format/dtype.h"
+#include "quant/rows.h"
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -52,15 +53,17 @@ typedef struct aff_moe_plan {
     const int *row;      /* [n_entries] row of x */
     const int *rank;     /* [n_entries] place of this expert among the row's picks in ascending id, 0..K-1 */
     const float *weight; /* [n_entries] router weight, scaling factor included */
+    float *h; /* NULL, or [n_entries][inter]: receives what down multiplies (router weight included), before it is quantised */
 } aff_moe_plan;
 
 /* One layer's share of a sequence's attention state (spec model-v4 10.1). Rings hold position p in slot p mod size. */
 typedef struct aff_layer_state {
-    float *raw; /* [raw_size][head_dim] KV rows */
+    const aff_rowfmt *row, *key; /* of raw and comp; of ikey */
+    void *raw;                   /* [raw_size] KV rows */
     int raw_size;
-    float *comp;             /* [g][head_dim] compressed rows, g = group; NULL for ratio 0 */
+    void *comp;              /* [g] compressed rows, g = group; NULL for ratio 0 */
     float *hist_c, *hist_z;  /* [hist_size][coff*head_dim] projections; z with ape already added */
-    float *ikey;             /* [g][index_dim] indexer keys; NULL unless ratio 4 */
+    void *ikey;              /* [g] indexer keys; NULL unless ratio 4 */
     float *ihist_c, *ihist_z; /* [hist_size][2*index_dim] */
     int hist_size;
 } aff_layer_state;
@@ -75,14 +78,15 @@ typedef struct aff_rowset {
 
 /* The keys of one query in the order of promise 0: ring rows lo .. lo+n_raw-1, then compressed rows, then extra rows. */
 typedef struct aff_keyset {
-    const float *raw;
+    const aff_rowfmt *row; /* of raw and comp */
+    const void *raw;
     int raw_size;
     int64_t lo;
     int n_raw;
-    const float *comp;
+    const void *comp;
     const int *sel; /* [n_comp] ascending groups; NULL: groups 0 .. n_comp-1 */
     int n_comp;
-    const float *extra; /* [n_extra][head_dim]: a draft block's own rows */
+    const float *extra; /* [n_extra][head_dim] float32: a draft block's own rows */
     int n_extra;
 } aff_keyset;
 #endif

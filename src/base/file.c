@@ -97,6 +97,24 @@ aff_status aff__out_open(aff_outfile *o, const char *path, aff_error *err)
     return s;
 }
 
+aff_status aff__out_open_named(aff_outfile *o, const char *path, const char *suffix, bool keep, aff_error *err)
+{
+    *o = (aff_outfile){.fd = -1};
+    size_t n = strlen(path), k = strlen(suffix);
+    AFF_TRY(aff__strndup(&o->path, path, n, err));
+    aff_status s = aff__realloc(&o->tmp, n + k + 1, 1, path, err);
+    if (s == AFF_OK) {
+        snprintf(o->tmp, n + k + 1, "%s%s", path, suffix);
+        o->fd = open(o->tmp, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | (keep ? 0 : O_TRUNC), 0644);
+        if (o->fd < 0) {
+            s = aff__fail_errno(err, "%s: cannot create", o->tmp);
+            o->tmp[0] = 0;
+        }
+    }
+    if (s != AFF_OK) aff__out_abort(o);
+    return s;
+}
+
 aff_status aff__out_write(aff_outfile *o, const void *data, uint64_t n, uint64_t off, aff_error *err)
 {
     const uint8_t *p = data;
@@ -153,6 +171,18 @@ bool aff__is_dir(const char *path)
 {
     struct stat st;
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+bool aff__file_exists(const char *path)
+{
+    struct stat st;
+    return lstat(path, &st) == 0;
+}
+
+aff_status aff__make_dir(const char *path, aff_error *err)
+{
+    if (mkdir(path, 0755) == 0 || aff__is_dir(path)) return AFF_OK;
+    return aff__fail_errno(err, "%s: cannot create the folder", path);
 }
 
 aff_status aff__path_join(char *buf, size_t cap, const char *dir, const char *name, aff_error *err)

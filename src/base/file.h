@@ -22,12 +22,17 @@ typedef struct aff_outfile {
     char *path, *tmp;
 } aff_outfile;
 aff_status aff__out_open(aff_outfile *o, const char *path, aff_error *err);
+/* The same under the fixed temporary name `path` + suffix, which must be the caller's alone (a lock); keep: an existing file is
+ * opened as it is instead of emptied. */
+aff_status aff__out_open_named(aff_outfile *o, const char *path, const char *suffix, bool keep, aff_error *err);
 aff_status aff__out_commit(aff_outfile *o, aff_error *err);
 void aff__out_abort(aff_outfile *o);
 /* pwrite of all n bytes at off. */
 aff_status aff__out_write(aff_outfile *o, const void *data, uint64_t n, uint64_t off, aff_error *err);
 
 bool aff__is_dir(const char *path);
+bool aff__file_exists(const char *path); /* anything of that name */
+aff_status aff__make_dir(const char *path, aff_error *err); /* unless it is one already */
 /* "dir/name" into buf; an error if it does not fit. */
 aff_status aff__path_join(char *buf, size_t cap, const char *dir, const char *name, aff_error *err);
 #endif

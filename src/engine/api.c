@@ -1,4 +1,5 @@
-/* api.c - the public functions of affinity.h over net, tokenizer and engine. */
+/* api.c - the public functions of affinity.h over network, tokenizer and sampler. A session is one sequence that its caller feeds:
+ * it needs no scheduler. */
 #include "engine/engine.h"
 #include "engine/text.h"
 #include "base/mem.h"
@@ -12,7 +13,11 @@ struct aff_model {
 };
 
 struct aff_session {
-    aff_engine *engine;
+    const aff_config *cfg;
+    aff_runner *runner;
+    aff_seq *seq;
+    aff_sampler *sampler;
+    float *logits; /* [vocab] of the last row */
 };
 
 void aff_model_options_init(aff_model_options *o)
@@ -136,10 +141,13 @@ aff_status aff_session_create(aff_session **out, const aff_model *m, int64_t con
     *out = NULL;
     aff_session *s = NULL;
     AFF_TRY(aff__calloc(&s, 1, sizeof *s, "session", err));
-    aff_engine_options o = {.threads = m->threads, .context = context};
-    aff_status st = aff__engine_create(&s->engine, m->net, &o, err);
+    s->cfg = aff__net_config(m->net);
+    aff_status st = aff__sampler_create(&s->sampler, s->cfg->vocab, err);
+    if (st == AFF_OK) st = aff__calloc(&s->logits, (uint64_t)s->cfg->vocab, sizeof(float), "logits", err);
+    if (st == AFF_OK) st = aff__seq_create(&s->seq, m->net, context > 0 ? context : s->cfg->max_positions, err);
+    if (st == AFF_OK) st = aff__runner_create(&s->runner, m->net, m->threads, err);
     if (st != AFF_OK) {
-        free(s);
+        aff_session_free(s);
         return st;
     }
     *out = s;
@@ -149,13 +157,18 @@ aff_status aff_session_create(aff_session **out, const aff_model *m, int64_t con
 void aff_session_free(aff_session *s)
 {
     if (!s) return;
-    aff__engine_free(s->engine);
+    aff__runner_free(s->runner);
+    aff__seq_free(s->seq);
+    aff__sampler_free(s->sampler);
+    free(s->logits);
     free(s);
 }
 
 aff_status aff_session_feed(aff_session *s, const int32_t *ids, int64_t n, aff_error *err)
 {
-    return aff__engine_feed(s->engine, ids, n, true, NULL, err);
+    AFF_TRY(aff__check_tokens("feed", ids, n, aff__seq_pos(s->seq), aff__seq_capacity(s->seq), s->cfg->vocab, err));
+    const aff_batch b = {.n = (int)n, .id = ids, .seq = s->seq, .want_from = n - 1, .logits = s->logits};
+    return aff__forward(s->runner, &b, err);
 }
 
 aff_status aff_session_next(aff_session *s, const aff_sampling *sp, int32_t *id, aff_error *err)
@@ -163,20 +176,21 @@ aff_status aff_session_next(aff_session *s, const aff_sampling *sp, int32_t *id,
     aff_sampling p;
     aff_sampling_init(&p);
     if (sp) p = *sp;
-    return aff__engine_choose(s->engine, &p, id, err);
+    if (!aff__seq_pos(s->seq)) return aff__fail(err, AFF_E_INVALID, "next token: expected tokens to be fed first, got none");
+    return aff__sampler_next(s->sampler, s->logits, &p, aff__seq_pos(s->seq), id, err);
 }
 
 const float *aff_session_logits(const aff_session *s)
 {
-    return aff__engine_logits(s->engine);
+    return aff__seq_pos(s->seq) ? s->logits : NULL;
 }
 
 int64_t aff_session_position(const aff_session *s)
 {
-    return aff__engine_pos(s->engine);
+    return aff__seq_pos(s->seq);
 }
 
 void aff_session_reset(aff_session *s)
 {
-    aff__engine_reset(s->engine);
+    aff__seq_reset(s->seq);
 }

@@ -1,36 +1,66 @@
-#include "engine/engine.h"
+/* engine.c - the queue, the slots, prompts, and the order of passes. Decode passes are in decode.c.
+ *
+ * Order: while answers run and prompts wait, a chunk of a prompt (the one whose turn was longest ago) is followed by at least one
+ * decode pass, and by as many as take about the time of the chunk, up to MOST_OWED: neither kind starves the other. */
+#include "engine/engine_internal.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include <stdlib.h>
+#include <string.h>
 
-struct aff_engine {
-    const aff_config *cfg;
-    aff_runner *runner;
-    aff_seq *seq;
-    aff_sampler *sampler;
-    int64_t chunk;
-    float *logits; /* [vocab] of the last row run, if have_logits */
-    bool have_logits;
-    float *rows; /* [AFF_MAX_CHUNK][vocab], made when a caller first listens to every row */
-};
+enum { DEFAULT_SLOTS = 4, DEFAULT_QUEUE = 64, MOST_OWED = 16 };
+
+/* ---- making and freeing ---- */
+
+static aff_status check_options(const aff_net *net, const aff_engine_options *o, aff_error *err)
+{
+    const aff_config *cfg = aff__net_config(net);
+    if (o->chunk < 0) return aff__fail(err, AFF_E_INVALID, "prefill chunk: expected 1 or more, got %lld", (long long)o->chunk);
+    if (o->context > cfg->max_positions)
+        return aff__fail(err, AFF_E_LIMIT, "%s: context: expected at most %lld positions, got %lld", aff__net_path(net),
+                         (long long)cfg->max_positions, (long long)o->context);
+    if (o->slots < 0 || o->slots > AFF_MAX_SLOTS)
+        return aff__fail(err, AFF_E_INVALID, "slots: expected 1 to %d, got %d", AFF_MAX_SLOTS, o->slots);
+    if (o->queue < 0) return aff__fail(err, AFF_E_INVALID, "queue: expected 1 or more, got %d", o->queue);
+    if (o->width < AFF_WIDTH_AUTO || o->width > AFF_MAX_WIDTH)
+        return aff__fail(err, AFF_E_INVALID, "drafted tokens a pass: expected auto or 0 to %d, got %d", AFF_MAX_WIDTH, o->width);
+    return AFF_OK;
+}
+
+static aff_status make_parts(aff_engine *e, aff_error *err)
+{
+    const uint64_t vocab = (uint64_t)e->cfg->vocab;
+    AFF_TRY(aff__sampler_create(&e->sampler, e->cfg->vocab, err));
+    AFF_TRY(aff__calloc(&e->rows, vocab * AFF_PASS_ROWS, sizeof(float), "logits of a pass", err));
+    AFF_TRY(aff__calloc(&e->adjusted, vocab, sizeof(float), "adjusted logits", err));
+    AFF_TRY(aff__calloc(&e->block_ids, AFF_MAX_DRAFTS * ((uint64_t)e->block + 1), sizeof *e->block_ids, "draft", err));
+    AFF_TRY(aff__calloc(&e->block_conf, AFF_MAX_DRAFTS * ((uint64_t)e->block + 1), sizeof *e->block_conf, "draft", err));
+    if (e->draft == AFF_DRAFT_MTP1) AFF_TRY(aff__calloc(&e->mtp, vocab * AFF_PASS_ROWS, sizeof(float), "logits of the draft", err));
+    AFF_TRY(aff__calloc(&e->slot, (uint64_t)e->o.slots, sizeof *e->slot, "slots", err));
+    for (int i = 0; i < e->o.slots; i++) AFF_TRY(aff__seq_create(&e->slot[i].seq, e->net, e->context, err));
+    return aff__runner_create(&e->runner, e->net, e->o.threads, err);
+}
 
 aff_status aff__engine_create(aff_engine **out, const aff_net *net, const aff_engine_options *o, aff_error *err)
 {
     *out = NULL;
-    const aff_config *cfg = aff__net_config(net);
-    if (o->chunk < 0)
-        return aff__fail(err, AFF_E_INVALID, "prefill chunk: expected 1 or more, got %lld", (long long)o->chunk);
-    if (o->context > cfg->max_positions)
-        return aff__fail(err, AFF_E_LIMIT, "%s: context: expected at most %lld positions, got %lld", aff__net_path(net),
-                         (long long)cfg->max_positions, (long long)o->context);
+    AFF_TRY(check_options(net, o, err));
     aff_engine *e = NULL;
     AFF_TRY(aff__calloc(&e, 1, sizeof *e, "engine", err));
-    e->cfg = cfg;
-    e->chunk = o->chunk ? o->chunk : AFF_MAX_CHUNK;
-    aff_status s = aff__sampler_create(&e->sampler, cfg->vocab, err);
-    if (s == AFF_OK) s = aff__calloc(&e->logits, (uint64_t)cfg->vocab, sizeof(float), "logits", err);
-    if (s == AFF_OK) s = aff__seq_create(&e->seq, net, o->context > 0 ? o->context : cfg->max_positions, err);
-    if (s == AFF_OK) s = aff__runner_create(&e->runner, net, o->threads, err);
+    e->net = net;
+    e->cfg = aff__net_config(net);
+    e->o = *o;
+    if (!e->o.slots) e->o.slots = DEFAULT_SLOTS;
+    if (!e->o.queue) e->o.queue = DEFAULT_QUEUE;
+    if (!e->o.chunk) e->o.chunk = AFF_MAX_CHUNK;
+    e->context = o->context > 0 ? o->context : e->cfg->max_positions;
+    e->draft = o->propose || !o->width ? AFF_DRAFT_NONE : aff__net_draft(net);
+    e->block = e->draft == AFF_DRAFT_DSPARK ? e->cfg->draft_block : e->draft == AFF_DRAFT_MTP1 ? 1 : 0;
+    if (!o->propose && !e->block) e->o.width = 0;
+    if (e->draft == AFF_DRAFT_MTP1 && e->o.chunk > AFF_MAX_CHUNK) e->o.chunk = AFF_MAX_CHUNK; /* it follows the rows of one pass */
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_cond_init(&e->wake, NULL);
+    aff_status s = make_parts(e, err);
     if (s != AFF_OK) {
         aff__engine_free(e);
         return s;
@@ -39,163 +69,386 @@ aff_status aff__engine_create(aff_engine **out, const aff_net *net, const aff_en
     return AFF_OK;
 }
 
+static void free_job(aff_job *j)
+{
+    if (!j) return;
+    free(j->ids);
+    free(j->forced);
+    free(j->bias);
+    free(j->seen.all);
+    free(j->seen.output);
+    free(j);
+}
+
+/* The last event of a job that no queue and no slot holds any more. */
+static void end_job(aff_job *j, aff_status status, aff_stop stop, const aff_error *err)
+{
+    const uint64_t now = aff__now_ns();
+    j->out.stop = stop;
+    if (j->answering)
+        j->out.decode_ns = now - j->answering;
+    else if (j->started)
+        j->out.prefill_ns = now - j->started;
+    static const aff_error none;
+    if (j->ev.done) j->ev.done(j->ev.ctx, status, &j->out, err ? err : &none);
+    if (j->result) {
+        *j->result = (aff_result){.status = status, .done = true, .outcome = j->out};
+        if (err) j->result->err = *err;
+    }
+    free_job(j);
+}
+
+void aff__slot_finish(aff_engine *e, aff_slot *s, aff_status status, aff_stop stop, const aff_error *err)
+{
+    aff_job *j = s->job;
+    pthread_mutex_lock(&e->lock);
+    s->job = NULL;
+    pthread_mutex_unlock(&e->lock);
+    s->phase = AFF_IDLE;
+    end_job(j, status, stop, err);
+}
+
 void aff__engine_free(aff_engine *e)
 {
     if (!e) return;
+    for (int i = 0; e->slot && i < e->o.slots; i++) {
+        if (e->slot[i].job) aff__slot_finish(e, &e->slot[i], AFF_OK, AFF_STOP_CALLER, NULL);
+        aff__seq_free(e->slot[i].seq);
+    }
+    for (aff_job *j = e->head, *next; j; j = next) {
+        next = j->next;
+        end_job(j, AFF_OK, AFF_STOP_CALLER, NULL);
+    }
     aff__runner_free(e->runner);
-    aff__seq_free(e->seq);
     aff__sampler_free(e->sampler);
-    free(e->logits);
+    pthread_cond_destroy(&e->wake);
+    pthread_mutex_destroy(&e->lock);
+    free(e->slot);
     free(e->rows);
+    free(e->chunk);
+    free(e->adjusted);
+    free(e->mtp);
+    free(e->block_ids);
+    free(e->block_conf);
     free(e);
 }
 
-void aff__engine_reset(aff_engine *e)
-{
-    aff__seq_reset(e->seq);
-    e->have_logits = false;
-}
+int64_t aff__engine_context(const aff_engine *e) { return e->context; }
 
-int64_t aff__engine_pos(const aff_engine *e)
-{
-    return aff__seq_pos(e->seq);
-}
+/* ---- any thread ---- */
 
-int64_t aff__engine_context(const aff_engine *e)
-{
-    return aff__seq_capacity(e->seq);
-}
-
-const float *aff__engine_logits(const aff_engine *e)
-{
-    return e->have_logits ? e->logits : NULL;
-}
-
-static aff_status check_ids(const aff_engine *e, const char *what, const int32_t *ids, int64_t n, aff_error *err)
+aff_status aff__check_ids(const char *what, const int32_t *ids, int64_t n, int vocab, aff_error *err)
 {
     for (int64_t i = 0; i < n; i++)
-        if (ids[i] < 0 || ids[i] >= e->cfg->vocab)
+        if (ids[i] < 0 || ids[i] >= vocab)
             return aff__fail(err, AFF_E_INVALID, "%s: token %lld of %lld: expected an id of 0 to %d, got %d", what,
-                             (long long)i + 1, (long long)n, e->cfg->vocab - 1, ids[i]);
+                             (long long)i + 1, (long long)n, vocab - 1, ids[i]);
     return AFF_OK;
 }
 
-static aff_status check_tokens(const aff_engine *e, const char *what, const int32_t *ids, int64_t n, aff_error *err)
+aff_status aff__check_tokens(const char *what, const int32_t *ids, int64_t n, int64_t used, int64_t context, int vocab, aff_error *err)
 {
-    int64_t room = aff__engine_context(e) - aff__engine_pos(e);
     if (n < 1) return aff__fail(err, AFF_E_INVALID, "%s: expected at least 1 token, got %lld", what, (long long)n);
-    if (n > room)
-        return aff__fail(
-            err, AFF_E_LIMIT, "%s: expected at most %lld tokens (context %lld, %lld in use), got %lld: shorten it",
-            what, (long long)room, (long long)aff__engine_context(e), (long long)aff__engine_pos(e), (long long)n);
-    return check_ids(e, what, ids, n, err);
-}
-
-/* One forward call over n rows: all their logits to the listener if there is one, the last row's kept if wanted. */
-static aff_status pass(aff_engine *e, const int32_t *ids, int n, bool want_logits, const aff_events *ev, aff_error *err)
-{
-    bool every = ev && ev->logits;
-    int64_t pos = aff__seq_pos(e->seq);
-    if (every && !e->rows)
-        AFF_TRY(
-            aff__calloc(&e->rows, (uint64_t)e->cfg->vocab * AFF_MAX_CHUNK, sizeof(float), "logits of a chunk", err));
-    aff_batch b = {.n = n, .id = ids, .seq = e->seq, .want_from = every ? 0 : want_logits ? n - 1 : n};
-    b.logits = every ? e->rows : e->logits;
-    e->have_logits = false;
-    AFF_TRY(aff__forward(e->runner, &b, err));
-    if (every) {
-        const float *last = e->rows + (size_t)(n - 1) * (size_t)e->cfg->vocab;
-        for (int v = 0; v < e->cfg->vocab; v++) e->logits[v] = last[v];
-    }
-    e->have_logits = every || want_logits;
-    return every ? ev->logits(ev->ctx, pos, n, e->rows, err) : AFF_OK;
-}
-
-/* Runs checked tokens in chunks. *run counts the rows that did. */
-static aff_status feed(aff_engine *e, const int32_t *ids, int64_t n, bool want_logits, const aff_events *ev,
-                       int64_t *run, aff_error *err)
-{
-    int64_t most = e->chunk;
-    if (most > AFF_MAX_CHUNK && ev && ev->logits) most = AFF_MAX_CHUNK; /* the size of the row buffer */
-    if (most > 1 << 20) most = 1 << 20;
-    for (*run = 0; *run < n;) {
-        int64_t rows = n - *run < most ? n - *run : most;
-        AFF_TRY(pass(e, ids + *run, (int)rows, want_logits && *run + rows == n, ev, err));
-        *run += rows;
-        if (ev && ev->progress && !ev->progress(ev->ctx, *run, n))
-            return aff__fail(err, AFF_E_CANCELLED, "stopped after %lld of %lld tokens", (long long)*run, (long long)n);
-    }
-    return AFF_OK;
-}
-
-aff_status aff__engine_feed(aff_engine *e, const int32_t *ids, int64_t n, bool want_logits, const aff_events *ev,
-                            aff_error *err)
-{
-    int64_t run;
-    AFF_TRY(check_tokens(e, "feed", ids, n, err));
-    return feed(e, ids, n, want_logits, ev, &run, err);
-}
-
-aff_status aff__engine_choose(aff_engine *e, const aff_sampling *p, int32_t *id, aff_error *err)
-{
-    if (!e->have_logits)
-        return aff__fail(err, AFF_E_INVALID, "next token: nothing to go on, expected tokens to be fed first");
-    return aff__sampler_next(e->sampler, e->logits, p, aff__engine_pos(e), id, err);
-}
-
-/* From the last prompt token on: run one token, choose the next. */
-static aff_status decode(aff_engine *e, const aff_request *r, const aff_events *ev, aff_outcome *out, aff_error *err)
-{
-    int32_t id = r->prompt[r->n_prompt - 1];
-    out->stop = AFF_STOP_LENGTH;
-    while (out->decoded < r->n_predict) {
-        if (aff__engine_pos(e) == aff__engine_context(e)) {
-            out->stop = AFF_STOP_CONTEXT;
-            break;
-        }
-        AFF_TRY(pass(e, &id, 1, true, ev, err));
-        if (r->n_forced)
-            id = r->forced[out->decoded % r->n_forced];
-        else
-            AFF_TRY(aff__engine_choose(e, &r->sampling, &id, err));
-        out->decoded++;
-        if (ev && ev->token && !ev->token(ev->ctx, aff__engine_pos(e), id)) {
-            out->stop = AFF_STOP_CALLER;
-            break;
-        }
-        if (id == e->cfg->eos && !r->ignore_eos && !r->n_forced) {
-            out->stop = AFF_STOP_EOS;
-            break;
-        }
-    }
-    return AFF_OK;
+    if (n > context - used)
+        return aff__fail(err, AFF_E_LIMIT, "%s: expected at most %lld tokens (context %lld, %lld in use), got %lld: shorten it",
+                         what, (long long)(context - used), (long long)context, (long long)used, (long long)n);
+    return aff__check_ids(what, ids, n, vocab, err);
 }
 
 aff_status aff__engine_check(const aff_engine *e, const aff_request *r, aff_error *err)
 {
+    const int vocab = e->cfg->vocab;
     if (r->n_predict < 0)
-        return aff__fail(err, AFF_E_INVALID, "tokens to predict: expected 0 or more, got %lld",
-                         (long long)r->n_predict);
+        return aff__fail(err, AFF_E_INVALID, "tokens to predict: expected 0 or more, got %lld", (long long)r->n_predict);
     AFF_TRY(aff__sampling_check(&r->sampling, err));
-    AFF_TRY(check_ids(e, "forced tokens", r->forced, r->n_forced, err));
-    return check_tokens(e, "prompt", r->prompt, r->n_prompt, err);
+    AFF_TRY(aff__adjust_check(&r->adjust, vocab, err));
+    if (r->top_logprobs < 0 || r->top_logprobs > AFF_MAX_TOP_LOGPROBS || r->top_logprobs > vocab)
+        return aff__fail(err, AFF_E_INVALID, "top log-probabilities: expected 0 to %d, got %d", AFF_MAX_TOP_LOGPROBS, r->top_logprobs);
+    AFF_TRY(aff__check_ids("forced tokens", r->forced, r->n_forced, vocab, err));
+    return aff__check_tokens("prompt", r->prompt, r->n_prompt, 0, e->context, vocab, err);
+}
+
+static aff_status copy_ids(int32_t **out, const int32_t *ids, int64_t n, const char *what, aff_error *err)
+{
+    if (!n) return AFF_OK;
+    AFF_TRY(aff__realloc(out, (uint64_t)n, sizeof **out, what, err));
+    memcpy(*out, ids, (size_t)n * sizeof *ids);
+    return AFF_OK;
+}
+
+static aff_status fill_job(aff_job *j, const aff_request *r, int vocab, aff_error *err)
+{
+    j->r = *r;
+    AFF_TRY(copy_ids(&j->ids, r->prompt, r->n_prompt, "prompt", err));
+    j->n = j->cap = r->n_prompt;
+    AFF_TRY(copy_ids(&j->forced, r->forced, r->n_forced, "forced tokens", err));
+    if (r->adjust.n_bias) {
+        AFF_TRY(aff__realloc(&j->bias, (uint64_t)r->adjust.n_bias, sizeof *j->bias, "logit bias", err));
+        memcpy(j->bias, r->adjust.bias, (size_t)r->adjust.n_bias * sizeof *j->bias);
+    }
+    j->r.prompt = NULL;
+    j->r.forced = j->forced;
+    j->r.adjust.bias = j->bias;
+    aff_adjust penalties = r->adjust;
+    penalties.n_bias = 0;
+    if (aff__adjust_off(&penalties)) return AFF_OK;
+    AFF_TRY(aff__calloc(&j->seen.all, (uint64_t)vocab, sizeof(int32_t), "occurrences", err));
+    AFF_TRY(aff__calloc(&j->seen.output, (uint64_t)vocab, sizeof(int32_t), "occurrences", err));
+    for (int64_t i = 0; i < j->n; i++) j->seen.all[j->ids[i]]++;
+    return AFF_OK;
+}
+
+static aff_status submit(aff_engine *e, const aff_request *r, const aff_events *ev, aff_result *result, uint64_t *id, aff_error *err)
+{
+    aff_job *j = NULL;
+    AFF_TRY(aff__engine_check(e, r, err));
+    AFF_TRY(aff__calloc(&j, 1, sizeof *j, "request", err));
+    aff_status s = fill_job(j, r, e->cfg->vocab, err);
+    if (s != AFF_OK) {
+        free_job(j);
+        return s;
+    }
+    if (ev) j->ev = *ev;
+    j->result = result;
+    pthread_mutex_lock(&e->lock);
+    if (e->stopped)
+        s = aff__fail(err, AFF_E_CANCELLED, "request: the engine is stopping");
+    else if (e->waiting == e->o.queue)
+        s = aff__fail(err, AFF_E_LIMIT, "request: %d wait already for one of %d slots, expected fewer: try again later", e->waiting, e->o.slots);
+    else {
+        *id = j->id = ++e->last_id;
+        e->waiting++;
+        if (e->tail)
+            e->tail->next = j;
+        else
+            e->head = j;
+        e->tail = j;
+        pthread_cond_broadcast(&e->wake);
+    }
+    pthread_mutex_unlock(&e->lock);
+    if (s != AFF_OK) free_job(j);
+    return s;
+}
+
+aff_status aff__engine_submit(aff_engine *e, const aff_request *r, const aff_events *ev, uint64_t *id, aff_error *err)
+{
+    return submit(e, r, ev, NULL, id, err);
+}
+
+void aff__engine_cancel(aff_engine *e, uint64_t id)
+{
+    pthread_mutex_lock(&e->lock);
+    for (aff_job *j = e->head; j; j = j->next)
+        if (j->id == id) j->cancel = true;
+    for (int i = 0; i < e->o.slots; i++)
+        if (e->slot[i].job && e->slot[i].job->id == id) e->slot[i].job->cancel = true;
+    pthread_mutex_unlock(&e->lock);
+}
+
+void aff__engine_stop(aff_engine *e)
+{
+    pthread_mutex_lock(&e->lock);
+    e->stopped = true;
+    pthread_cond_broadcast(&e->wake);
+    pthread_mutex_unlock(&e->lock);
+}
+
+void aff__engine_draft_stats(aff_engine *e, aff_draft_stats *out)
+{
+    pthread_mutex_lock(&e->lock);
+    *out = e->published;
+    pthread_mutex_unlock(&e->lock);
+}
+
+static bool busy(const aff_engine *e)
+{
+    for (int i = 0; i < e->o.slots; i++)
+        if (e->slot[i].job) return true;
+    return e->head != NULL;
+}
+
+bool aff__engine_wait(aff_engine *e)
+{
+    pthread_mutex_lock(&e->lock);
+    while (!e->stopped && !busy(e)) pthread_cond_wait(&e->wake, &e->lock);
+    const bool go = !e->stopped;
+    pthread_mutex_unlock(&e->lock);
+    return go;
+}
+
+/* ---- tokens ---- */
+
+aff_status aff__job_push(aff_job *j, int32_t id, aff_error *err)
+{
+    if (j->n == j->cap) {
+        const int64_t cap = j->cap + j->cap / 2 + 64;
+        AFF_TRY(aff__realloc(&j->ids, (uint64_t)cap, sizeof *j->ids, "tokens of a sequence", err));
+        j->cap = cap;
+    }
+    j->ids[j->n++] = id;
+    if (!j->seen.all) return AFF_OK;
+    j->seen.all[id]++;
+    j->seen.output[id]++;
+    return AFF_OK;
+}
+
+aff_status aff__slot_choose(aff_engine *e, aff_slot *s, const float *logits, int64_t n, int32_t *id, aff_error *err)
+{
+    const aff_request *r = &s->job->r;
+    if (r->n_forced) {
+        *id = r->forced[(n - r->n_prompt) % r->n_forced];
+        return AFF_OK;
+    }
+    if (!aff__adjust_off(&r->adjust)) {
+        aff__adjust_logits(&r->adjust, &s->job->seen, logits, e->cfg->vocab, e->adjusted);
+        logits = e->adjusted;
+    }
+    return aff__sampler_next(e->sampler, logits, &r->sampling, n, id, err);
+}
+
+/* ---- prompts ---- */
+
+/* Prompt rows to run before the answer. */
+static int64_t prompt_rows(const aff_job *j) { return j->r.n_predict ? j->r.n_prompt - 1 : j->r.n_prompt; }
+
+static void prompt_done(aff_engine *e, aff_slot *s)
+{
+    const uint64_t now = aff__now_ns();
+    aff_job *j = s->job;
+    j->out.prefill_ns = now - j->started;
+    j->answering = now;
+    if (j->r.n_predict)
+        s->phase = AFF_ANSWER;
+    else
+        aff__slot_finish(e, s, AFF_OK, AFF_STOP_LENGTH, NULL);
+}
+
+/* The next rows of a prompt. *stop: an event said so. */
+static aff_status run_chunk(aff_engine *e, aff_slot *s, int64_t most, bool *stop, aff_error *err)
+{
+    aff_job *j = s->job;
+    const int64_t pos = aff__seq_pos(s->seq), total = prompt_rows(j);
+    if (j->ev.logits && !e->chunk)
+        AFF_TRY(aff__calloc(&e->chunk, (uint64_t)e->cfg->vocab * AFF_MAX_CHUNK, sizeof(float), "logits of a chunk", err));
+    if (j->ev.logits && most > AFF_MAX_CHUNK) most = AFF_MAX_CHUNK; /* the size of that buffer */
+    if (most > 1 << 20) most = 1 << 20;
+    const int n = (int)(total - pos < most ? total - pos : most);
+    int64_t from = j->ev.logits ? j->r.logits_from - pos : n;
+    from = from < 0 ? 0 : from < n ? from : n;
+    const aff_batch b = {.n = n, .id = j->ids + pos, .seq = s->seq, .want_from = from, .logits = e->chunk};
+    AFF_TRY(aff__forward(e->runner, &b, err));
+    j->out.prefilled += n;
+    /* The row after the prompt's last is known only if that one is not part of the prefill. */
+    if (e->draft == AFF_DRAFT_MTP1 && j->r.n_predict)
+        AFF_TRY(aff__mtp_prompt(e, s, j->ids + pos + 1, n, pos + n == total, err));
+    if (from < n) AFF_TRY(j->ev.logits(j->ev.ctx, pos + from, (int)(n - from), e->chunk, err));
+    *stop = j->ev.progress && !j->ev.progress(j->ev.ctx, pos + n, total);
+    return AFF_OK;
+}
+
+static void prompt_pass(aff_engine *e, aff_slot *s, bool answers)
+{
+    aff_error err = {0};
+    bool stop = false;
+    const uint64_t start = aff__now_ns();
+    s->turn = ++e->turns;
+    const aff_status st = run_chunk(e, s, answers && e->o.chunk > AFF_MAX_CHUNK ? AFF_MAX_CHUNK : e->o.chunk, &stop, &err);
+    e->chunk_ns = aff__now_ns() - start;
+    if (st != AFF_OK)
+        aff__slot_finish(e, s, st, AFF_STOP_CALLER, &err);
+    else if (stop)
+        aff__slot_finish(e, s, AFF_OK, AFF_STOP_CALLER, NULL);
+    else if (aff__seq_pos(s->seq) == prompt_rows(s->job))
+        prompt_done(e, s);
+    const double one = aff__time_of(e->stats.times.verify, 1), passes = one > 0 ? (double)e->chunk_ns / one : 1;
+    e->owed = passes > MOST_OWED ? MOST_OWED : passes > 1 ? (int)passes : 1;
+}
+
+/* ---- a step ---- */
+
+static void start(aff_engine *e, aff_slot *s)
+{
+    aff_job *j = s->job;
+    aff__seq_reset(s->seq);
+    aff__draft_reset(s);
+    s->phase = AFF_PREFILL;
+    s->turn = 0; /* a new request is the next in turn */
+    j->started = aff__now_ns();
+    if (prompt_rows(j) == 0) prompt_done(e, s);
+}
+
+/* Takes a cancelled job out of the queue, NULL when there is none. */
+static aff_job *take_cancelled(aff_engine *e)
+{
+    aff_job *found = NULL;
+    pthread_mutex_lock(&e->lock);
+    for (aff_job **at = &e->head, *last = NULL; *at; last = *at, at = &(*at)->next)
+        if ((*at)->cancel) {
+            found = *at;
+            *at = found->next;
+            if (e->tail == found) e->tail = last;
+            e->waiting--;
+            break;
+        }
+    pthread_mutex_unlock(&e->lock);
+    return found;
+}
+
+/* What is cancelled ends; what waits gets the free slots, first come, first served. */
+static void admit(aff_engine *e)
+{
+    for (aff_job *j; (j = take_cancelled(e));) end_job(j, AFF_OK, AFF_STOP_CALLER, NULL);
+    for (int i = 0; i < e->o.slots; i++) {
+        aff_slot *s = &e->slot[i];
+        pthread_mutex_lock(&e->lock);
+        const bool cancelled = s->job && s->job->cancel;
+        pthread_mutex_unlock(&e->lock);
+        if (cancelled) aff__slot_finish(e, s, AFF_OK, AFF_STOP_CALLER, NULL);
+        if (s->job) continue;
+        pthread_mutex_lock(&e->lock);
+        aff_job *j = e->head;
+        if (j) {
+            e->head = j->next;
+            if (!e->head) e->tail = NULL;
+            e->waiting--;
+            j->next = NULL;
+            s->job = j;
+        }
+        pthread_mutex_unlock(&e->lock);
+        if (j) start(e, s);
+    }
+}
+
+bool aff__engine_step(aff_engine *e)
+{
+    admit(e);
+    aff_slot *prompt = NULL;
+    bool answers = false;
+    for (int i = 0; i < e->o.slots; i++) {
+        aff_slot *s = &e->slot[i];
+        answers |= s->phase == AFF_ANSWER;
+        if (s->phase == AFF_PREFILL && (!prompt || s->turn < prompt->turn)) prompt = s;
+    }
+    if (prompt && (!answers || e->owed <= 0)) {
+        prompt_pass(e, prompt, answers);
+    } else if (answers) {
+        aff__decode_pass(e);
+        if (e->owed > 0) e->owed--;
+    }
+    pthread_mutex_lock(&e->lock);
+    e->published = e->stats;
+    const bool more = busy(e);
+    pthread_mutex_unlock(&e->lock);
+    return more;
 }
 
 aff_status aff__engine_run(aff_engine *e, const aff_request *r, const aff_events *ev, aff_outcome *out, aff_error *err)
 {
+    uint64_t id;
+    aff_result result = {0};
     *out = (aff_outcome){.stop = AFF_STOP_LENGTH};
-    AFF_TRY(aff__engine_check(e, r, err));
-    uint64_t start = aff__now_ns();
-    int64_t n = r->n_predict ? r->n_prompt - 1 : r->n_prompt;
-    aff_status s = feed(e, r->prompt, n, r->n_predict == 0, ev, &out->prefilled, err);
-    uint64_t middle = aff__now_ns();
-    out->prefill_ns = middle - start;
-    if (s == AFF_E_CANCELLED && ev && ev->progress) { /* the caller's wish, not a failure */
-        out->stop = AFF_STOP_CALLER;
-        return AFF_OK;
-    }
-    AFF_TRY(s);
-    s = decode(e, r, ev, out, err);
-    out->decode_ns = aff__now_ns() - middle;
-    return s;
+    AFF_TRY(submit(e, r, ev, &result, &id, err));
+    while (!result.done) aff__engine_step(e);
+    *out = result.outcome;
+    return result.status == AFF_OK ? AFF_OK : aff__fail(err, result.status, "%s", result.err.msg);
 }

@@ -79,7 +79,7 @@ aff_status aff__plan_build(aff_plan *p, aff_experts *store, int layer, const int
         p->rank[at] = rank_of(picks + i / K * K, K, i % K);
         p->weight[at] = weights[i];
     }
-    p->out = (aff_moe_plan){tiles, n, p->tile, p->row, p->rank, p->weight};
+    p->out = (aff_moe_plan){.n_tiles = tiles, .n_entries = n, .tile = p->tile, .row = p->row, .rank = p->rank, .weight = p->weight};
     *out = &p->out;
     return AFF_OK;
 }

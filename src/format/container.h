@@ -83,6 +83,17 @@ aff_status aff__cwriter_tensor(aff_cwriter *w, uint64_t index, const void *data,
 const aff_clayer *aff__cwriter_layer_layout(const aff_cwriter *w, uint32_t l);
 /* One whole record of `stride` bytes; each expert exactly once, any thread. */
 aff_status aff__cwriter_expert(aff_cwriter *w, uint32_t l, uint32_t e, const void *record, aff_error *err);
+/* begin for jobs of hours: the temporary file is `path`.partial and beside it `path`.journal notes every expert written, with
+ * five figures of the caller, so that a killed run can be continued. key stands for everything that decides about the
+ * content. resume: take over what the journal names (each record is read and its hash compared; *kept counts them); another key
+ * or a damaged journal is AFF_E_FORMAT, no journal a fresh start. Otherwise whatever is there is overwritten. An error or abort
+ * removes both. */
+aff_status aff__cwriter_begin_journal(aff_cwriter *w, uint64_t key, bool resume, uint64_t *kept, aff_error *err);
+/* True for an expert taken over or written; note (may be NULL) receives its figures. */
+bool aff__cwriter_has_expert(const aff_cwriter *w, uint32_t l, uint32_t e, double note[5]);
+/* aff__cwriter_expert with the figures; after begin_journal. */
+aff_status aff__cwriter_expert_noted(aff_cwriter *w, uint32_t l, uint32_t e, const void *record, const double note[5],
+                                     aff_error *err);
 /* Popularity of every expert, layer-major; before finish, not from several threads. */
 aff_status aff__cwriter_profile(aff_cwriter *w, const float *p, uint64_t count, aff_error *err);
 aff_status aff__cwriter_provenance(aff_cwriter *w, const char *json, size_t size,

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +29,11 @@ enum { STATE_OPEN, STATE_CLAIMED, STATE_DONE };
 struct aff_cwriter {
     char *path, *lock_path;
     int lock_fd;
-    aff_outfile out;
+    aff_outfile out, journal; /* the journal's fd is -1 without one */
+    uint64_t key;
+    double (*note)[5]; /* per record, with a journal */
+    pthread_mutex_t journal_lock;
+    uint64_t journal_end;
     bool compat, laid_out, begun;
     char *meta, *prov;
     uint64_t meta_size, prov_size;
@@ -77,6 +82,8 @@ static void free_writer(aff_cwriter *w)
         unlink(w->lock_path);
         close(w->lock_fd);
     }
+    pthread_mutex_destroy(&w->journal_lock);
+    free(w->note);
     free(w->profile);
     free(w->hash);
     free((void *)(uintptr_t)w->state);
@@ -94,6 +101,7 @@ void aff__cwriter_abort(aff_cwriter *w)
 {
     if (!w) return;
     aff__out_abort(&w->out);
+    aff__out_abort(&w->journal);
     free_writer(w);
 }
 
@@ -116,6 +124,8 @@ aff_status aff__cwriter_create(aff_cwriter **out, const char *path, bool compat,
     AFF_TRY(aff__calloc(&w, 1, sizeof *w, path, err));
     w->lock_fd = -1;
     w->out.fd = -1;
+    w->journal.fd = -1;
+    pthread_mutex_init(&w->journal_lock, NULL);
     w->compat = compat;
     aff_status s = set_up(w, path, err);
     if (s != AFF_OK)
@@ -320,11 +330,9 @@ const aff_clayer *aff__cwriter_layer_layout(const aff_cwriter *w, uint32_t l)
     return l < w->n_layers ? &w->layers[l] : NULL;
 }
 
-aff_status aff__cwriter_begin(aff_cwriter *w, aff_error *err)
+/* Size, space and header of the temporary file. */
+static aff_status prepare_file(aff_cwriter *w, aff_error *err)
 {
-    if (w->begun) return INVALID("%s: begun twice", w->path);
-    AFF_TRY(aff__cwriter_layout(w, err));
-    AFF_TRY(aff__out_open(&w->out, w->path, err));
     w->begun = true;
     if (ftruncate(w->out.fd, (off_t)w->h.file_size) != 0)
         return aff__fail_errno(err, "%s: cannot make it %" PRIu64 " bytes long", w->out.tmp, w->h.file_size);
@@ -335,6 +343,129 @@ aff_status aff__cwriter_begin(aff_cwriter *w, aff_error *err)
     uint8_t header[AFF_C_HEADER];
     aff__cheader_put(header, &w->h);
     return aff__out_write(&w->out, header, sizeof header, 0, err);
+}
+
+aff_status aff__cwriter_begin(aff_cwriter *w, aff_error *err)
+{
+    if (w->begun) return INVALID("%s: begun twice", w->path);
+    AFF_TRY(aff__cwriter_layout(w, err));
+    AFF_TRY(aff__out_open(&w->out, w->path, err));
+    return prepare_file(w, err);
+}
+
+/* ---- journal ---- */
+
+/* `AFFJRNL1`, u64 key; then entries: u64 record, u64 its XXH3-64, five doubles, u64 XXH3-64 of the entry so far seeded with the
+ * key. A kill may leave the last entry incomplete. */
+enum { JOURNAL_HEAD = 16, JOURNAL_ENTRY = 64 };
+#define JOURNAL_MAGIC "AFFJRNL1"
+
+static uint64_t entry_check(const aff_cwriter *w, const uint8_t e[JOURNAL_ENTRY])
+{
+    return XXH3_64bits_withSeed(e, JOURNAL_ENTRY - 8, (XXH64_hash_t)w->key);
+}
+
+static aff_status note_expert(aff_cwriter *w, uint64_t record, const double note[5], aff_error *err)
+{
+    uint8_t e[JOURNAL_ENTRY];
+    aff__put64(e, record);
+    aff__put64(e + 8, w->hash[w->n_tensors + record]);
+    memcpy(e + 16, note, 40);
+    aff__put64(e + 56, entry_check(w, e));
+    memcpy(w->note[record], note, 40);
+    pthread_mutex_lock(&w->journal_lock);
+    aff_status s = aff__out_write(&w->journal, e, sizeof e, w->journal_end, err);
+    w->journal_end += s == AFF_OK ? sizeof e : 0;
+    pthread_mutex_unlock(&w->journal_lock);
+    return s;
+}
+
+static uint64_t record_offset(const aff_cwriter *w, uint64_t record, uint64_t *stride)
+{
+    uint64_t l = w->n_layers - 1;
+    while (w->first[l] > record) l--;
+    *stride = w->layers[l].stride;
+    return w->h.pool_off + w->layers[l].base_off + (record - w->first[l]) * w->layers[l].stride;
+}
+
+/* Takes over one entry if the record in the file has its hash. */
+static void take_over(aff_cwriter *w, const aff_map *file, const uint8_t e[JOURNAL_ENTRY], uint64_t *kept)
+{
+    uint64_t record = aff__get64(e), hash = aff__get64(e + 8), stride;
+    if (aff__get64(e + 56) != entry_check(w, e) || record >= w->records) return;
+    uint64_t at = record_offset(w, record, &stride);
+    if (w->state[w->n_tensors + record] == STATE_DONE || !aff__range_ok(at, stride, file->size)) return;
+    if (XXH3_64bits(file->data + at, (size_t)stride) != hash) return;
+    w->hash[w->n_tensors + record] = hash;
+    w->state[w->n_tensors + record] = STATE_DONE;
+    memcpy(w->note[record], e + 16, 40);
+    ++*kept;
+}
+
+static aff_status read_journal(aff_cwriter *w, const char *data, size_t n, uint64_t *kept, aff_error *err)
+{
+    aff_map file;
+    const uint8_t *p = (const uint8_t *)data;
+    if (n < JOURNAL_HEAD) return AFF_OK; /* killed before there was anything to keep */
+    if (memcmp(p, JOURNAL_MAGIC, 8) != 0)
+        return aff__fail(err, AFF_E_FORMAT, "%s: is no journal; remove it to start anew", w->journal.tmp);
+    if (aff__get64(p + 8) != w->key)
+        return aff__fail(err, AFF_E_FORMAT,
+                         "%s: that run had another checkpoint, codebook, imatrix, version or options; repeat it as it was, or leave "
+                         "out --resume to start anew",
+                         w->journal.tmp);
+    AFF_TRY(aff__map_open(&file, w->out.tmp, err));
+    for (size_t at = JOURNAL_HEAD; at + JOURNAL_ENTRY <= n; at += JOURNAL_ENTRY) take_over(w, &file, p + at, kept);
+    aff__map_close(&file);
+    return AFF_OK;
+}
+
+/* Writes the journal anew from what is known, so that nothing damaged stays in it. */
+static aff_status restart_journal(aff_cwriter *w, aff_error *err)
+{
+    uint8_t head[JOURNAL_HEAD];
+    if (ftruncate(w->journal.fd, 0) != 0) return aff__fail_errno(err, "%s: cannot empty", w->journal.tmp);
+    memcpy(head, JOURNAL_MAGIC, 8);
+    aff__put64(head + 8, w->key);
+    w->journal_end = JOURNAL_HEAD;
+    AFF_TRY(aff__out_write(&w->journal, head, sizeof head, 0, err));
+    for (uint64_t k = 0; k < w->records; k++)
+        if (w->state[w->n_tensors + k] == STATE_DONE) AFF_TRY(note_expert(w, k, w->note[k], err));
+    return AFF_OK;
+}
+
+aff_status aff__cwriter_begin_journal(aff_cwriter *w, uint64_t key, bool resume, uint64_t *kept, aff_error *err)
+{
+    *kept = 0;
+    if (w->begun) return INVALID("%s: begun twice", w->path);
+    AFF_TRY(aff__cwriter_layout(w, err));
+    AFF_TRY(aff__calloc(&w->note, w->records, sizeof *w->note, w->path, err));
+    w->key = key;
+    AFF_TRY(aff__out_open_named(&w->out, w->path, ".partial", resume, err));
+    AFF_TRY(aff__out_open_named(&w->journal, w->path, ".journal", resume, err));
+    if (resume) {
+        char *data;
+        size_t n;
+        AFF_TRY(aff__read_file(w->journal.tmp, 1ull << 30, &data, &n, err));
+        aff_status s = read_journal(w, data, n, kept, err);
+        free(data);
+        if (s != AFF_OK) { /* what another run left is not ours to remove */
+            w->out.tmp[0] = w->journal.tmp[0] = 0;
+            return s;
+        }
+    }
+    /* Records are known by their hashes; everything else in the file must not survive. */
+    if (*kept == 0 && ftruncate(w->out.fd, 0) != 0) return aff__fail_errno(err, "%s: cannot empty", w->out.tmp);
+    AFF_TRY(restart_journal(w, err));
+    return prepare_file(w, err);
+}
+
+bool aff__cwriter_has_expert(const aff_cwriter *w, uint32_t l, uint32_t e, double note[5])
+{
+    uint64_t k = w->first[l] + e;
+    if (w->state[w->n_tensors + k] != STATE_DONE) return false;
+    if (note && w->note) memcpy(note, w->note[k], 40);
+    return true;
 }
 
 /* ---- payload ---- */
@@ -391,7 +522,8 @@ aff_status aff__cwriter_tensor(aff_cwriter *w, uint64_t index, const void *data,
     return settle(w, index, put_tensor(w, index, data, scale, err));
 }
 
-aff_status aff__cwriter_expert(aff_cwriter *w, uint32_t l, uint32_t e, const void *record, aff_error *err)
+static aff_status put_expert(aff_cwriter *w, uint32_t l, uint32_t e, const void *record, const double *note,
+                             aff_error *err)
 {
     if (!w->begun) return INVALID("%s: payload before begin", w->path);
     if (l >= w->n_layers || e >= w->layers[l].n_experts)
@@ -399,8 +531,22 @@ aff_status aff__cwriter_expert(aff_cwriter *w, uint32_t l, uint32_t e, const voi
     const aff_clayer *y = &w->layers[l];
     uint64_t k = w->n_tensors + w->first[l] + e;
     if (!claim(w, k)) return INVALID("%s: layer %" PRIu32 " expert %" PRIu32 " is written twice", w->path, l, e);
-    if (!w->compat) w->hash[k] = XXH3_64bits(record, (size_t)y->stride);
-    return settle(w, k, aff__out_write(&w->out, record, y->stride, w->h.pool_off + y->base_off + e * y->stride, err));
+    if (!w->compat || note) w->hash[k] = XXH3_64bits(record, (size_t)y->stride);
+    aff_status s = aff__out_write(&w->out, record, y->stride, w->h.pool_off + y->base_off + e * y->stride, err);
+    if (s == AFF_OK && note) s = note_expert(w, k - w->n_tensors, note, err);
+    return settle(w, k, s);
+}
+
+aff_status aff__cwriter_expert(aff_cwriter *w, uint32_t l, uint32_t e, const void *record, aff_error *err)
+{
+    return put_expert(w, l, e, record, NULL, err);
+}
+
+aff_status aff__cwriter_expert_noted(aff_cwriter *w, uint32_t l, uint32_t e, const void *record, const double note[5],
+                                     aff_error *err)
+{
+    if (w->journal.fd < 0) return INVALID("%s: there is no journal", w->path);
+    return put_expert(w, l, e, record, note, err);
 }
 
 aff_status aff__cwriter_profile(aff_cwriter *w, const float *p, uint64_t count, aff_error *err)

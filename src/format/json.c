@@ -1,6 +1,8 @@
 #include "format/json.h"
 #include "base/mem.h"
 #include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -54,14 +56,17 @@ static char *mend_escape(char *p, const char *end)
 }
 
 /* Bounds depth and string length and mends lone surrogates; everything else is jansson's to judge. */
-static aff_status scan(char *text, size_t size, const char *name, aff_error *err)
+static aff_status scan(char *text, size_t size, const char *name, int max_depth, aff_error *err)
 {
     char *end = text + size;
     int depth = 0;
     for (char *p = text; p < end; p++) {
         if (*p == '[' || *p == '{') {
-            if (++depth > MAX_DEPTH)
-                return fail_at(name, text, (size_t)(p - text), "nested deeper than 256 levels", err);
+            if (++depth > max_depth) {
+                char what[48];
+                snprintf(what, sizeof what, "nested deeper than %d levels", max_depth);
+                return fail_at(name, text, (size_t)(p - text), what, err);
+            }
         } else if (*p == ']' || *p == '}') {
             depth--;
         } else if (*p == '"') {
@@ -82,26 +87,212 @@ static aff_status scan(char *text, size_t size, const char *name, aff_error *err
     return AFF_OK;
 }
 
+/* ---- numbers that jansson cannot hold ----
+ * Before parsing, such a number becomes a string that starts with one NUL, and a string that starts with NUL gets a
+ * second one (NUL has one spelling in JSON, so no text can forge the first form). Afterwards both are taken back. */
+static const char NUL_ESCAPE[] = "\\u0000";
+
+/* Whether the number p[0..n) is an integer beyond int64. */
+static bool too_long(const char *p, size_t n)
+{
+    size_t digits = n - (*p == '-');
+    if (digits < 19) return false;
+    if (digits > 19) return true;
+    return strncmp(p + (*p == '-'), *p == '-' ? "9223372036854775808" : "9223372036854775807", 19) > 0;
+}
+
+/* Length of the JSON number at p, 0 if there is none; *real: it has a fraction or an exponent. */
+static size_t number_at(const char *p, const char *end, bool *real)
+{
+    const char *q = p;
+    *real = false;
+    if (q < end && *q == '-') q++;
+    if (q == end || *q < '0' || *q > '9') return 0;
+    if (*q == '0')
+        q++;
+    else
+        while (q < end && *q >= '0' && *q <= '9') q++;
+    if (end - q > 1 && *q == '.' && q[1] >= '0' && q[1] <= '9') {
+        *real = true;
+        for (q++; q < end && *q >= '0' && *q <= '9';) q++;
+    }
+    if (q < end && (*q == 'e' || *q == 'E')) {
+        const char *e = q + 1;
+        if (e < end && (*e == '+' || *e == '-')) e++;
+        if (e < end && *e >= '0' && *e <= '9') {
+            *real = true;
+            for (q = e; q < end && *q >= '0' && *q <= '9';) q++;
+        }
+    }
+    return (size_t)(q - p);
+}
+
+/* If the token at p must be carried: its length, and in *shown[0..*n) what stands for it. text is NUL-terminated. */
+static size_t carried_at(const char *p, const char *end, bool python, const char **shown, size_t *n)
+{
+    static const char *const names[] = {"NaN", "Infinity", "-Infinity"};
+    bool real;
+    size_t len = number_at(p, end, &real);
+    *shown = p;
+    *n = len;
+    if (len && !real) return too_long(p, len) ? len : 0;
+    if (!python) return 0;
+    if (len) {
+        if (!isinf(strtod(p, NULL))) return 0;
+        *shown = *p == '-' ? "-Infinity" : "Infinity";
+        *n = strlen(*shown);
+        return len;
+    }
+    for (int i = 0; i < 3; i++) {
+        size_t k = strlen(names[i]);
+        if ((size_t)(end - p) < k || memcmp(p, names[i], k) != 0) continue;
+        *n = k;
+        return k;
+    }
+    return 0;
+}
+
+/* Length of the string literal at p (which is at a quote), to the end of the text if it does not close. */
+static size_t literal_length(const char *p, const char *end)
+{
+    const char *q = p + 1;
+    while (q < end && *q != '"') q += *q == '\\' && end - q > 1 ? 2 : 1;
+    return (size_t)((q < end ? q + 1 : end) - p);
+}
+
+/* *changed: out holds the rewritten text, otherwise nothing had to be. */
+static aff_status carry(aff_buf *out, const char *text, size_t size, bool python, bool *changed, aff_error *err)
+{
+    const char *p = text, *end = text + size, *kept = text;
+    *changed = false;
+    while (p < end) {
+        const char *shown;
+        size_t n, len;
+        if (*p == '"') {
+            len = literal_length(p, end);
+            if (len > 6 && memcmp(p + 1, NUL_ESCAPE, 6) == 0) {
+                AFF_TRY(aff__buf_put(out, kept, (size_t)(p + 1 - kept), err));
+                AFF_TRY(aff__buf_puts(out, NUL_ESCAPE, err));
+                kept = p + 1;
+                *changed = true;
+            }
+            p += len;
+        } else if (*p == '-' || *p == 'N' || *p == 'I' || (*p >= '0' && *p <= '9')) {
+            bool real;
+            len = carried_at(p, end, python, &shown, &n);
+            if (len) {
+                AFF_TRY(aff__buf_put(out, kept, (size_t)(p - kept), err));
+                AFF_TRY(aff__buf_puts(out, "\"\\u0000", err));
+                AFF_TRY(aff__buf_put(out, shown, n, err));
+                AFF_TRY(aff__buf_puts(out, "\"", err));
+                kept = p + len;
+                *changed = true;
+            } else {
+                len = number_at(p, end, &real);
+            }
+            p += len ? len : 1;
+        } else {
+            p++;
+        }
+    }
+    return *changed ? aff__buf_put(out, kept, (size_t)(end - kept), err) : AFF_OK;
+}
+
+/* Replaces *v, which the caller owns, by what it stands for; NULL without memory. */
+static json_t *take_back(json_t *v)
+{
+    if (json_is_object(v)) {
+        for (void *it = json_object_iter(v); it; it = json_object_iter_next(v, it)) {
+            json_t *x = take_back(json_incref(json_object_iter_value(it)));
+            if (!x || json_object_iter_set_new(v, it, x) != 0) return json_decref(v), NULL;
+        }
+    } else if (json_is_array(v)) {
+        for (size_t i = 0; i < json_array_size(v); i++) {
+            json_t *x = take_back(json_incref(json_array_get(v, i)));
+            if (!x || json_array_set_new(v, i, x) != 0) return json_decref(v), NULL;
+        }
+    } else if (json_is_string(v) && json_string_length(v) && !json_string_value(v)[0]) {
+        size_t n = json_string_length(v);
+        bool doubled = n > 1 && !json_string_value(v)[1];
+        char *s = malloc(n);
+        json_t *x = NULL;
+        if (s) {
+            memcpy(s, json_string_value(v) + doubled, n - doubled);
+            if (!doubled) s[0] = '\xFF';
+            x = json_stringn_nocheck(s, n - doubled);
+        }
+        free(s);
+        json_decref(v);
+        return x;
+    }
+    return v;
+}
+
+static aff_status load(json_t **out, const char *text, size_t size, const char *name, bool unique_keys, bool columns,
+                       aff_error *err)
+{
+    json_error_t je;
+    size_t flags = JSON_ALLOW_NUL | JSON_DECODE_ANY | (unique_keys ? JSON_REJECT_DUPLICATES : 0);
+    *out = json_loadb(text, size, flags, &je);
+    if (*out) return AFF_OK;
+    if (json_error_code(&je) == json_error_out_of_memory)
+        return aff__fail(err, AFF_E_NOMEM, "%s: out of memory while parsing JSON", name);
+    if (!columns) return aff__fail(err, AFF_E_FORMAT, "%s: line %d: %s", name, je.line, je.text);
+    return aff__fail(err, AFF_E_FORMAT, "%s: line %d column %d: %s", name, je.line, je.column, je.text);
+}
+
+/* A copy that scan may write to, scanned. */
+static aff_status scanned(char **copy, const char *text, size_t size, const char *name, int max_depth, aff_error *err)
+{
+    if (size > MAX_TEXT)
+        return aff__fail(err, AFF_E_LIMIT, "%s: JSON text of %zu bytes, at most %d are accepted", name, size, MAX_TEXT);
+    AFF_TRY(aff__strndup(copy, size ? text : "", size, err));
+    aff_status s = scan(*copy, size, name, max_depth, err);
+    if (s != AFF_OK) free(*copy);
+    return s;
+}
+
 aff_status aff__json_parse(json_t **out, const char *text, size_t size, const char *name, bool unique_keys,
                            aff_error *err)
 {
+    char *copy;
     *out = NULL;
-    if (size > MAX_TEXT)
-        return aff__fail(err, AFF_E_LIMIT, "%s: JSON text of %zu bytes, at most %d are accepted", name, size, MAX_TEXT);
-    char *copy = NULL;
-    AFF_TRY(aff__strndup(&copy, size ? text : "", size, err));
-    aff_status s = scan(copy, size, name, err);
-    if (s == AFF_OK) {
-        json_error_t je;
-        size_t flags = JSON_ALLOW_NUL | JSON_DECODE_ANY | (unique_keys ? JSON_REJECT_DUPLICATES : 0);
-        *out = json_loadb(copy, size, flags, &je);
-        if (!*out && json_error_code(&je) == json_error_out_of_memory)
-            s = aff__fail(err, AFF_E_NOMEM, "%s: out of memory while parsing JSON", name);
-        else if (!*out)
-            s = aff__fail(err, AFF_E_FORMAT, "%s: line %d column %d: %s", name, je.line, je.column, je.text);
-    }
+    AFF_TRY(scanned(&copy, text, size, name, MAX_DEPTH, err));
+    aff_status s = load(out, copy, size, name, unique_keys, true, err);
     free(copy);
     return s;
+}
+
+aff_status aff__json_parse_exact(json_t **out, const char *text, size_t size, const char *name, bool python,
+                                 int max_depth, aff_error *err)
+{
+    char *copy;
+    aff_buf b = {0};
+    bool changed;
+    *out = NULL;
+    AFF_TRY(scanned(&copy, text, size, name, max_depth < MAX_DEPTH ? max_depth : MAX_DEPTH, err));
+    aff_status s = carry(&b, copy, size, python, &changed, err);
+    if (s == AFF_OK && !changed) s = load(out, copy, size, name, false, true, err);
+    if (s == AFF_OK && changed) {
+        s = load(out, b.s, b.n, name, false, false, err);
+        if (s == AFF_OK && !(*out = take_back(*out)))
+            s = aff__fail(err, AFF_E_NOMEM, "%s: out of memory while parsing JSON", name);
+    }
+    free(copy);
+    aff__buf_free(&b);
+    return s;
+}
+
+const char *aff__json_literal(const json_t *v, size_t *n)
+{
+    if (!json_is_string(v) || (unsigned char)json_string_value(v)[0] != 0xFF) return NULL;
+    *n = json_string_length(v) - 1;
+    return json_string_value(v) + 1;
+}
+
+bool aff__json_is_text(const json_t *v)
+{
+    return json_is_string(v) && (unsigned char)json_string_value(v)[0] != 0xFF;
 }
 
 static const char *type_name(const json_t *v)
@@ -112,7 +303,7 @@ static const char *type_name(const json_t *v)
     case JSON_ARRAY:
         return "an array";
     case JSON_STRING:
-        return "a string";
+        return aff__json_is_text(v) ? "a string" : "a number out of range";
     case JSON_INTEGER:
         return "an integer";
     case JSON_REAL:
@@ -198,7 +389,7 @@ aff_status aff__json_str(const json_t *obj, const char *name, const char *key, c
 {
     const json_t *v;
     AFF_TRY(look_up(obj, name, key, "a string", false, &v, err));
-    if (!json_is_string(v)) return mistyped(name, key, "a string", v, err);
+    if (!aff__json_is_text(v)) return mistyped(name, key, "a string", v, err);
     *out = json_string_value(v);
     if (len) *len = json_string_length(v);
     return AFF_OK;

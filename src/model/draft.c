@@ -70,7 +70,7 @@ aff_status aff__draft_many(aff_runner *r, const aff_draft_request *d, int count,
     const aff_net *n = r->net;
     const aff_config *c = &n->cfg;
     AFF_TRY(check_drafts(r, d, count, err));
-    r->streams = NULL;
+    r->streams = false;
     aff__rows_begin(r, trace, trace_ctx);
     for (int i = 0; i < count; i++)
         for (int b = 0; b < c->draft_block; b++) {
@@ -102,19 +102,29 @@ aff_status aff__draft_block(aff_runner *r, aff_seq *seq, int32_t id0, int32_t *i
     return aff__draft_many(r, &(aff_draft_request){seq, id0, ids, conf, logits}, 1, trace, trace_ctx, err);
 }
 
-aff_status aff__draft_mtp1(aff_runner *r, aff_seq *seq, const int32_t *next, int n, float *logits, aff_error *err)
+/* Whether the rows of the last pass are still the last rows of their sequences. */
+static bool rows_are_last(const aff_runner *r)
+{
+    for (int t = 0; t < r->n; t++) {
+        const bool last = t + 1 == r->n || r->first[t + 1] != r->first[t];
+        if (last && r->pos[t] + 1 != r->seq[t]->pos) return false;
+    }
+    return true;
+}
+
+aff_status aff__draft_mtp1(aff_runner *r, const int32_t *next, int n, int want_from, float *logits, aff_error *err)
 {
     aff_backend *B = r->b;
     const aff_net *net = r->net;
     const aff_config *c = &net->cfg;
     const int H = c->hidden, N = c->hc;
     if (net->draft != AFF_DRAFT_MTP1) return aff__fail(err, AFF_E_INVALID, "MTP-1: no such draft is loaded");
-    if (r->streams != seq || n != r->n || r->pos[0] + n != seq->pos)
-        return aff__fail(err, AFF_E_INVALID, "MTP-1: %d rows ending at position %lld are not those of the last pass", n, (long long)seq->pos);
+    if (!r->streams || n != r->n || want_from < 0 || want_from > n || !rows_are_last(r))
+        return aff__fail(err, AFF_E_INVALID, "MTP-1: %d rows, logits from row %d: not the rows of the last pass", n, want_from);
     for (int i = 0; i < n; i++)
         if (next[i] < 0 || next[i] >= c->vocab)
             return aff__fail(err, AFF_E_INVALID, "MTP-1: id %d is outside the vocabulary 0..%d", (int)next[i], c->vocab - 1);
-    r->streams = NULL; /* used up */
+    r->streams = false; /* used up */
     /* x_n = e_proj RMS(embed; enorm) + h_proj RMS(X_n; hnorm) */
     B->rmsnorm(B, r->X, net->hnorm, c->rms_eps, n * N, H, r->x);
     B->matmul(B, &net->h_proj, r->x, n * N, r->X);
@@ -125,8 +135,10 @@ aff_status aff__draft_mtp1(aff_runner *r, aff_seq *seq, const int32_t *next, int
     memcpy(r->ids, next, (size_t)n * sizeof *next);
     aff__use_stage(r, 0);
     AFF_TRY(aff__block(r, &net->stage[0], net->draft_experts, 0, 0, AFF_CAUSAL, err));
-    B->hc_head(B, &net->draft_hc_head, r->X, n, H, r->u);
-    B->rmsnorm(B, r->u, net->draft_norm, c->rms_eps, n, H, r->x);
-    B->matmul(B, &net->head, r->x, n, logits);
+    const int rows = n - want_from;
+    if (!rows) return AFF_OK;
+    B->hc_head(B, &net->draft_hc_head, r->X + (int64_t)want_from * N * H, rows, H, r->u);
+    B->rmsnorm(B, r->u, net->draft_norm, c->rms_eps, rows, H, r->x);
+    B->matmul(B, &net->head, r->x, rows, logits);
     return AFF_OK;
 }

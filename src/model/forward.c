@@ -45,7 +45,7 @@ static void key_lists(aff_runner *r, const aff_block *b, aff_reach reach)
         const int64_t end = reach == AFF_DRAFT ? r->pos[r->first[t]] : r->pos[t] + 1; /* one past the last ring row */
         const int64_t lo = end > W ? end - W : 0;
         aff_keyset *k = &r->keys[t];
-        *k = (aff_keyset){.raw = s->raw, .raw_size = s->raw_size, .lo = lo, .n_raw = (int)(end - lo)};
+        *k = (aff_keyset){.row = s->row, .raw = s->raw, .raw_size = s->raw_size, .lo = lo, .n_raw = (int)(end - lo)};
         if (reach == AFF_DRAFT) {
             k->extra = r->kv + (int64_t)r->first[t] * c->head_dim;
             k->n_extra = c->draft_block;
@@ -60,13 +60,20 @@ static void key_lists(aff_runner *r, const aff_block *b, aff_reach reach)
     }
 }
 
+/* Row g of stored rows, for the trace: r->c is free by then. */
+static void trace_row(aff_runner *r, const char *what, int layer, const aff_rowfmt *f, const void *rows, int64_t g)
+{
+    aff__row_decode(f, (const uint8_t *)rows + g * f->bytes, r->c);
+    r->trace(r->trace_ctx, what, layer, (int)g, r->c, 1, f->n);
+}
+
 static void trace_compressed(aff_runner *r, const aff_block *b, int layer)
 {
     for (int t = 0; r->trace && t < r->n; t++) {
-        const int64_t g = r->pos[t] / b->ratio;
+        const aff_layer_state *s = r->state[t];
         if ((r->pos[t] + 1) % b->ratio) continue;
-        r->trace(r->trace_ctx, "comp", layer, (int)g, r->state[t]->comp + g * b->comp.dim, 1, b->comp.dim);
-        if (b->ratio == 4) r->trace(r->trace_ctx, "ikey", layer, (int)g, r->state[t]->ikey + g * b->idx_comp.dim, 1, b->idx_comp.dim);
+        trace_row(r, "comp", layer, s->row, s->comp, r->pos[t] / b->ratio);
+        if (b->ratio == 4) trace_row(r, "ikey", layer, s->key, s->ikey, r->pos[t] / b->ratio);
     }
 }
 
@@ -118,7 +125,10 @@ aff_status aff__moe(aff_runner *r, const aff_block *b, aff_experts *experts, int
     aff__trace(r, "router_ids", layer, r->picks, T, K);
     aff__trace(r, "router_weights", layer, r->weights, T, K);
     AFF_TRY(aff__plan_build(r->plan, experts, store_layer, r->picks, r->weights, T, K, &plan, err));
-    AFF_TRY(B->experts(B, &shape, plan, r->x, T, K, r->y, err));
+    aff_moe_plan work = *plan;
+    work.h = r->h;
+    AFF_TRY(B->experts(B, &shape, &work, r->x, T, K, r->y, err));
+    if (r->watch) r->watch(r->watch_ctx, layer, &work, r->x);
     B->matmul(B, &b->sh_gate, r->x, T, r->sa);
     B->matmul(B, &b->sh_up, r->x, T, r->sb);
     B->swiglu(B, r->sa, r->sb, c->swiglu_limit, (int64_t)T * c->inter);
@@ -168,7 +178,7 @@ static aff_status trunk(aff_runner *r, aff_error *err)
 }
 
 /* 9: logits of n rows from row `from`. */
-static void head(aff_runner *r, int from, int n, float *logits)
+void aff__head(aff_runner *r, int from, int n, float *logits)
 {
     aff_backend *B = r->b;
     const aff_net *net = r->net;
@@ -204,7 +214,7 @@ static aff_status pass(aff_runner *r, const aff_batch *b, int count, int at, aff
     AFF_TRY(trunk(r, err));
     for (int i = 0, row = 0; i < count; i++) {
         const int n = count > 1 ? b[i].n : r->n, from = b[i].want_from > at ? (int)b[i].want_from - at : 0;
-        if (from < n) head(r, row + from, n - from, b[i].logits + (at + from - b[i].want_from) * vocab);
+        if (from < n) aff__head(r, row + from, n - from, b[i].logits + (at + from - b[i].want_from) * vocab);
         row += n;
     }
     /* The draft looks back one window from where it stands, and a rollback may move it back a little. */
@@ -219,11 +229,12 @@ static aff_status pass(aff_runner *r, const aff_batch *b, int count, int at, aff
 static aff_status forward(aff_runner *r, const aff_batch *b, int count, aff_error *err)
 {
     aff_status s = AFF_OK;
-    r->streams = NULL;
+    r->streams = false;
+    for (int i = 0; i < count; i++) AFF_TRY(aff__seq_grow(b[i].seq, b[i].seq->pos + b[i].n, err));
     for (int i = 0; i < count; i++) aff__seq_begin(b[i].seq, b[i].n);
     for (int at = 0; s == AFF_OK && at < b->n; at += AFF_MAX_CHUNK) s = pass(r, b, count, at, err);
     for (int i = 0; s != AFF_OK && i < count; i++) aff__seq_undo(b[i].seq);
-    if (s == AFF_OK && count == 1) r->streams = b->seq;
+    r->streams = s == AFF_OK;
     return s;
 }
 

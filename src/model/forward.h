@@ -46,7 +46,9 @@ typedef struct aff_draft_request {
 } aff_draft_request;
 aff_status aff__draft_many(aff_runner *r, const aff_draft_request *d, int count, aff_trace_fn trace, void *trace_ctx, aff_error *err);
 
-/* MTP-1 (spec 13.1): after aff__forward of rows with ids id[0..n), next[i] the id that follows row i: logits [n][vocab] for the token
- * after next. Uses up the streams of the last aff__forward call, which must have been those n (<= AFF_MAX_CHUNK) rows. */
-aff_status aff__draft_mtp1(aff_runner *r, aff_seq *seq, const int32_t *next, int n, float *logits, aff_error *err);
+/* MTP-1 (spec 13.1): after aff__forward or aff__forward_many, next[i] the id that follows row i of that pass: logits
+ * [n - want_from][vocab] of rows want_from .. n-1 (n: none) for the token after next. n: all rows of the last pass, several sequences' one
+ * after another as in its batches; of an aff__forward call of more than AFF_MAX_CHUNK rows, those of its last pass are there. The
+ * sequences must be as that pass left them (a rollback comes afterwards; what rejected rows left is overwritten before it is read). */
+aff_status aff__draft_mtp1(aff_runner *r, const int32_t *next, int n, int want_from, float *logits, aff_error *err);
 #endif

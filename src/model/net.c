@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { NAME = 160 };
 
@@ -327,6 +328,9 @@ static aff_status bind_mtp1(source *s, aff_net *n, aff_error *err)
     return hyper(s, &n->cfg, "hc_head", true, &n->draft_hc_head, err);
 }
 
+/* The layers that a DSpark draft taps must be in force. */
+static bool taps_in_force(const aff_net *n) { return !n->cfg.n_taps || n->cfg.tap[n->cfg.n_taps - 1] < n->layers; }
+
 static aff_status bind_stages(source *s, aff_net *n, aff_error *err)
 {
     if (n->stages > AFF_MAX_STAGES || n->cfg.n_ratio < n->cfg.layers + n->stages)
@@ -336,13 +340,14 @@ static aff_status bind_stages(source *s, aff_net *n, aff_error *err)
     return AFF_OK;
 }
 
-static aff_status draft_of_checkpoint(source *s, aff_net *n, aff_error *err)
+static aff_status draft_of_checkpoint(source *s, aff_net *n, const aff_net_options *opt, aff_error *err)
 {
     char name[64];
     int stages = 0;
     do
         snprintf(name, sizeof name, "mtp.%d.attn.wkv.weight", stages); /* counted by name: the configuration says 1 in every release */
     while (aff__ckpt_find(n->ckpt, name) && ++stages);
+    if (opt->draft_if_any && (!stages || !taps_in_force(n))) return AFF_OK;
     if (!stages) return aff__fail(err, AFF_E_INVALID, "%s: has no draft (tensor '%s' is missing)", n->path, name);
     n->stages = stages;
     const aff_config *c = &n->cfg;
@@ -371,12 +376,14 @@ static aff_status companion_path(const char *path, char *buf, size_t cap, aff_er
     return w > 0 && (size_t)w < cap ? AFF_OK : aff__fail(err, AFF_E_LIMIT, "%s: path too long", path);
 }
 
-static aff_status draft_of_container(aff_net *n, const char *path, aff_error *err)
+static aff_status draft_of_container(aff_net *n, const aff_net_options *opt, aff_error *err)
 {
     char buf[4096];
+    const char *path = opt->draft_path;
     if (!path) {
         AFF_TRY(companion_path(n->path, buf, sizeof buf, err));
         path = buf;
+        if (opt->draft_if_any && (access(path, F_OK) != 0 || !taps_in_force(n))) return AFF_OK;
     }
     AFF_TRY(aff__container_open(&n->companion, path, err));
     const aff_config *c = &n->cfg;
@@ -436,7 +443,7 @@ static aff_status open_checkpoint(aff_net *n, const aff_net_options *opt, aff_er
     source s = {.net = n, .ckpt = n->ckpt};
     AFF_TRY(bind_trunk(&s, n, err));
     AFF_TRY(aff__experts_from_checkpoint(&n->experts, n->ckpt, "layers.", n->layers, c->experts, c->hidden, c->inter, err));
-    return opt->draft ? draft_of_checkpoint(&s, n, err) : AFF_OK;
+    return opt->draft ? draft_of_checkpoint(&s, n, opt, err) : AFF_OK;
 }
 
 static aff_status open_container(aff_net *n, const aff_net_options *opt, aff_error *err)
@@ -451,7 +458,7 @@ static aff_status open_container(aff_net *n, const aff_net_options *opt, aff_err
     source s = {.net = n, .cont = n->main};
     AFF_TRY(bind_trunk(&s, n, err));
     AFF_TRY(aff__experts_from_container(&n->experts, n->main, n->layers, c->experts, c->hidden, c->inter, codebook_of(n->main), err));
-    return opt->draft ? draft_of_container(n, opt->draft_path, err) : AFF_OK;
+    return opt->draft ? draft_of_container(n, opt, err) : AFF_OK;
 }
 
 aff_status aff__net_open(aff_net **out, const char *path, const aff_net_options *opt, aff_error *err)

@@ -13,6 +13,7 @@ typedef struct aff_net_options {
     aff_numerics numerics;  /* zero-initialised: AFF_MATH; the programs' default is AFF_FAST */
     int max_layers;         /* > 0: only the first layers (the text is not the model's) */
     bool draft;             /* load the draft: mtp.* of a checkpoint, or the companion container */
+    bool draft_if_any;      /* with draft: none there, or none for max_layers, is no error (a damaged one is) */
     const char *draft_path; /* NULL: the container's path with its last extension replaced by .dspark.aff */
 } aff_net_options;
 
@@ -27,4 +28,7 @@ typedef enum aff_draft_kind { AFF_DRAFT_NONE, AFF_DRAFT_DSPARK, AFF_DRAFT_MTP1 }
 aff_draft_kind aff__net_draft(const aff_net *n);
 int aff__net_stages(const aff_net *n); /* draft stages loaded: 0 without a draft */
 aff_numerics aff__net_numerics(const aff_net *n);
+/* A hash that tells networks apart: configuration, layers and draft in force, and samples from the ends of every dense tensor and
+ * of three experts a layer (not the whole file: hashing 100 GB at every start would cost minutes). */
+void aff__net_identity(const aff_net *n, uint64_t id[2]);
 #endif

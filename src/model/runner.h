@@ -4,6 +4,7 @@
 #include "experts/plan.h"
 #include "model/forward.h"
 #include "model/net_internal.h"
+#include "model/sweep.h"
 #include "state/seq_internal.h"
 
 /* Planes for Q = AFF_MAX_CHUNK rows. */
@@ -37,7 +38,10 @@ struct aff_runner {
     aff_trace_fn trace;
     void *trace_ctx;
     int64_t trace_pos; /* position of row 0 */
-    const aff_seq *streams; /* the sequence whose last rows X holds after aff__forward; NULL when X holds something else */
+    aff_watch_fn watch; /* with h; else NULL */
+    void *watch_ctx;
+    float *h; /* [Q*K][I] what the experts' down multiplies, for watch; the watcher's */
+    bool streams; /* X holds the last layer's output of the last pass's rows */
 };
 
 /* How a block's queries see keys. */
@@ -59,6 +63,8 @@ void aff__rows_add(aff_runner *r, aff_seq *seq, const int32_t *ids, int n, int64
 /* r->state of every row: its sequence's layer l, or draft stage l. */
 void aff__use_layer(aff_runner *r, int l);
 void aff__use_stage(aff_runner *r, int l);
+/* Logits [n][V] of rows from..from+n-1 of r->X (spec 9). */
+void aff__head(aff_runner *r, int from, int n, float *logits);
 /* Seeds the draft with r->tap rows from..n-1 (spec 13.2). */
 void aff__draft_seed(aff_runner *r, int from);
 #endif

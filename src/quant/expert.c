@@ -18,6 +18,18 @@ static places places_of(const aff_matdesc *m)
     return (places){groups * CODE_BYTES, CODE_BYTES, groups * FIELD_BYTES, FIELD_BYTES};
 }
 
+uint64_t aff__group_codes_at(const aff_matdesc *m, uint64_t row, uint64_t group)
+{
+    places at = places_of(m);
+    return m->data_off + row * at.code_row + group * at.code_group;
+}
+
+uint64_t aff__group_fields_at(const aff_matdesc *m, uint64_t row, uint64_t group)
+{
+    places at = places_of(m);
+    return m->scale_off + row * at.field_row + group * at.field_group;
+}
+
 static uint64_t get_le(const uint8_t *p, int n)
 {
     uint64_t v = 0;
@@ -41,7 +53,7 @@ static void mxfp4_row(const uint8_t *codes, const uint8_t *scales, uint64_t cols
     }
 }
 
-aff_status aff__mxfp4_decode(const aff_mxfp4 *m, float *out, aff_error *err)
+aff_status aff__mxfp4_check(const aff_mxfp4 *m, aff_error *err)
 {
     for (uint64_t i = 0; i < m->rows * (m->cols / 32); i++) {
         if (m->scales[i] > 252)
@@ -49,6 +61,12 @@ aff_status aff__mxfp4_decode(const aff_mxfp4 *m, float *out, aff_error *err)
                              "scale byte %llu: expected at most 252, got %d: the weights would not be finite",
                              (unsigned long long)i, m->scales[i]);
     }
+    return AFF_OK;
+}
+
+aff_status aff__mxfp4_decode(const aff_mxfp4 *m, float *out, aff_error *err)
+{
+    AFF_TRY(aff__mxfp4_check(m, err));
     for (uint64_t r = 0; r < m->rows; r++)
         mxfp4_row(m->codes + r * (m->cols / 2), m->scales + r * (m->cols / 32), m->cols, out + r * m->cols);
     return AFF_OK;
@@ -71,9 +89,11 @@ static int nearest_exponent(double ideal)
     return mid;
 }
 
-/* Squared error of a block under one choice of variant (its grid), scale, sign and rotation; stops once it reaches
+/* weight: of the four quads, the mean of their columns' importance, or NULL.
+ * Squared error of a block under one choice of variant (its grid), scale, sign and rotation; stops once it reaches
  * `limit`. The products only grow with the sum, so what is cut off could not have won. */
-static double choice_error(const aff_cb_grid *g, const float *w, float s, int h, float bs, double limit)
+static double choice_error(const aff_cb_grid *g, const float *w, const float *weight, float s, int h, float bs,
+                           double limit)
 {
     float acc = 0;
     double err = 0;
@@ -81,7 +101,7 @@ static double choice_error(const aff_cb_grid *g, const float *w, float s, int h,
         float t[4], d;
         for (int p = 0; p < 4; p++) t[p] = w[i + ((p + h) & 3)] * s;
         aff__cb_grid_nearest(g, t, &d);
-        acc += d;
+        acc += weight ? d * weight[i / 4] : d;
         err = (double)acc * (double)bs * (double)bs;
         if (err >= limit) break;
     }
@@ -89,7 +109,7 @@ static double choice_error(const aff_cb_grid *g, const float *w, float s, int h,
 }
 
 /* The field (exponent, sign, rotation, variant) of the least error; the first of equals in the order of the loops. */
-static uint32_t choose_field(const aff_cb_index *ix, const float *w, float rs)
+static uint32_t choose_field(const aff_cb_index *ix, const float *w, const float *weight, float rs)
 {
     float bmax = abs_max(w, BLOCK);
     if (bmax == 0 || rs == 0) return 0;
@@ -101,7 +121,7 @@ static uint32_t choose_field(const aff_cb_index *ix, const float *w, float rs)
         for (int e = from; e <= to; e++) {
             float bs = rs * (float)(1 << e), inv = 1.0f / bs;
             for (uint32_t g = 0; g < 4; g++) {
-                double err = choice_error(&ix->grid[v], w, g & 1 ? -inv : inv, g & 2 ? 2 : 0, bs, best_err);
+                double err = choice_error(&ix->grid[v], w, weight, g & 1 ? -inv : inv, g & 2 ? 2 : 0, bs, best_err);
                 if (err < best_err) {
                     best_err = err;
                     best = (uint32_t)e | g << 3 | v << 5;
@@ -110,6 +130,15 @@ static uint32_t choose_field(const aff_cb_index *ix, const float *w, float rs)
         }
     }
     return best;
+}
+
+/* Of each quad's columns: float32 sum in column order, divided by 4. */
+static void quad_means(const float *col_weight, float mean[4])
+{
+    for (int q = 0; q < 4; q++) {
+        const float *c = col_weight + 4 * q;
+        mean[q] = (((c[0] + c[1]) + c[2]) + c[3]) / 4;
+    }
 }
 
 /* Four 10-bit codes, the first lowest. Divides where the search multiplied: other programs' bytes depend on it. */
@@ -128,7 +157,8 @@ static uint64_t choose_codes(const aff_cb_index *ix, const float *w, float rs, u
     return codes;
 }
 
-void aff__expert_matrix_encode(const aff_cb_index *ix, const aff_matdesc *m, const float *w, uint8_t *record)
+void aff__expert_matrix_encode(const aff_cb_index *ix, const aff_matdesc *m, const float *w, const float *col_weight,
+                               uint8_t *record)
 {
     places at = places_of(m);
     for (uint64_t r = 0; r < m->rows; r++) {
@@ -142,7 +172,9 @@ void aff__expert_matrix_encode(const aff_cb_index *ix, const aff_matdesc *m, con
             uint32_t four = 0;
             for (int b = 0; b < 4; b++) {
                 const float *block = row + g * GROUP + b * BLOCK;
-                uint32_t field = choose_field(ix, block, rs);
+                float mean[4];
+                if (col_weight) quad_means(col_weight + g * GROUP + b * BLOCK, mean);
+                uint32_t field = choose_field(ix, block, col_weight ? mean : NULL, rs);
                 put_le(codes + b * BLOCK_BYTES, choose_codes(ix, block, rs, field), BLOCK_BYTES);
                 four |= field << (6 * b);
             }
@@ -279,27 +311,4 @@ double aff__qerror_relative(const aff_qerror *e)
 double aff__qerror_weighted(const aff_qerror *e)
 {
     return e->ww2 > 0 ? sqrt(e->werr2 / e->ww2) : 0;
-}
-
-/* ---- whole experts ---- */
-
-aff_status aff__expert_encode(const aff_clayer *layer, const aff_cb_index *ix, const uint8_t *codebook,
-                              const aff_mxfp4 src[3], float *scratch, uint8_t *record, aff_qerror *e, aff_error *err)
-{
-    static const char *const names[3] = {"w1", "w3", "w2"};
-    const aff_matdesc *m[3] = {&layer->gate, &layer->up, &layer->down};
-    for (int i = 0; i < 3; i++) {
-        aff_error why = {0};
-        /* Decoded for MXFP4 too: it checks the scales. */
-        aff_status s = aff__mxfp4_decode(&src[i], scratch, &why);
-        if (s != AFF_OK) return aff__fail(err, s, "%s: %s", names[i], why.msg);
-        if (m[i]->quant == AFF_MXFP4) {
-            memcpy(record + m[i]->data_off, src[i].codes, m[i]->data_size);
-            memcpy(record + m[i]->scale_off, src[i].scales, m[i]->scale_size);
-        } else {
-            aff__expert_matrix_encode(ix, m[i], scratch, record);
-        }
-        if (e) AFF_TRY(aff__expert_matrix_error(m[i], record, codebook, scratch, NULL, e));
-    }
-    return AFF_OK;
 }

@@ -16,12 +16,20 @@ typedef struct aff_mxfp4 {
     uint64_t rows, cols;
 } aff_mxfp4;
 
+/* Where the 20 code bytes and the 3 field bytes of (row, group of 64 columns) stand in a record, dtypes 32..34. */
+uint64_t aff__group_codes_at(const aff_matdesc *m, uint64_t row, uint64_t group);
+uint64_t aff__group_fields_at(const aff_matdesc *m, uint64_t row, uint64_t group);
+
+/* A scale above 2^125 (252), with which 6 is not finite in float32, or NaN (255) is an error. */
+aff_status aff__mxfp4_check(const aff_mxfp4 *m, aff_error *err);
 /* out [rows x cols], exact. A scale above 2^125 (252), with which 6 is not finite in float32, or NaN (255) is an error.
  */
 aff_status aff__mxfp4_decode(const aff_mxfp4 *m, float *out, aff_error *err);
 
-/* Encodes w [m->rows x m->cols], all finite, into the planes of m in `record` (dtype 33 or 34). */
-void aff__expert_matrix_encode(const aff_cb_index *ix, const aff_matdesc *m, const float *w, uint8_t *record);
+/* The earlier tool's encoder: w [m->rows x m->cols], all finite, into the planes of m in `record` (dtype 33 or 34).
+ * col_weight [cols], >= 0, or NULL: importance, which decides between fields but not between codes (spec quantiser 7). */
+void aff__expert_matrix_encode(const aff_cb_index *ix, const aff_matdesc *m, const float *w, const float *col_weight,
+                               uint8_t *record);
 
 /* Decodes one matrix to out [rows x cols]: w = ((row scale * 2^e) * +-1) * T in float32 (33, 34), ((row scale * scale)
  * * T) (32), E2M1 * E8M0 (40). codebook: AFF_CB_BYTES packed bytes for 33 and 34, 256 little-endian floats for 32,
@@ -48,10 +56,4 @@ aff_status aff__expert_matrix_error(const aff_matdesc *m, const uint8_t *record,
 /* Relative Frobenius error ||w - w'|| / ||w||, 0 if w is all zero. */
 double aff__qerror_relative(const aff_qerror *e);
 double aff__qerror_weighted(const aff_qerror *e);
-
-/* Encodes a whole expert: src is gate (w1), up (w3), down (w2) with the shapes of the layer. Dtype 40 copies; ix is
- * then NULL. scratch: inter*hidden floats. e, if not NULL, receives the error (needs the packed codebook). `record`
- * must be zeroed. */
-aff_status aff__expert_encode(const aff_clayer *layer, const aff_cb_index *ix, const uint8_t *codebook,
-                              const aff_mxfp4 src[3], float *scratch, uint8_t *record, aff_qerror *e, aff_error *err);
 #endif

@@ -3,6 +3,7 @@
 #include "backend/kernel_random.h"
 #include "backend/cpu/kernels.h"
 #include "backend/mathfn.h"
+#include "quant/numbers.h"
 
 typedef struct problem {
     int heads, D, n;
@@ -129,13 +130,14 @@ static void index_scores_agree(void **state)
         int heads = round % 3 ? draw_int(&seed, 1, 20) : 64, D = round % 2 ? 128 : draw_int(&seed, 1, 200),
             n = draw_int(&seed, 0, 23);
         bool wild = round % 7 == 6;
-        int64_t ld = D + draw_int(&seed, 0, 4);
+        int64_t ld = D;
+        const aff_rowfmt f = aff__rowfmt_f32(D);
         float *iq = floats((int64_t)heads * D, wild, &seed), *ik = floats(n * ld, wild, &seed),
               *w = floats(heads, false, &seed);
         float score[24], one;
         EACH_LEVEL(l)
         {
-            aff__cpu_index_scores(iq, w, heads, D, ik, ld, n, score);
+            aff__cpu_index_scores(iq, w, heads, &f, ik, n, score);
             for (int g = 0; g < n; g++) {
                 float s = 0;
                 double exact = 0, mag = 0;
@@ -151,11 +153,83 @@ static void index_scores_agree(void **state)
                 }
                 assert_int_equal(first_difference(score + g, &s, 1), -1);
                 if (!wild) assert_true(fabs((double)s - exact) <= 2e-6 * mag);
-                aff__cpu_index_scores(iq, w, heads, D, ik + g * ld, ld, 1, &one);
+                aff__cpu_index_scores(iq, w, heads, &f, ik + g * ld, 1, &one);
                 assert_int_equal(first_difference(&one, &s, 1), -1);
             }
         }
         free(iq), free(ik), free(w);
+    }
+}
+
+/* Rows as stored against the same rows in float32: attention and index scores give the same bits, at every level. */
+static void stored_rows_give_the_same_bits(void **state)
+{
+    (void)state;
+    uint64_t seed = 25;
+    const aff_numerics modes[] = {AFF_MATH, AFF_SIM, AFF_FAST};
+    for (int round = 0; round < 36; round++) {
+        const aff_numerics num = modes[round % 3];
+        const int D = round % 4 == 3 ? 2 * draw_int(&seed, 20, 80) : 512, rope = round % 4 == 3 ? 18 : 64,
+                  heads = round % 5 == 4 ? 70 : draw_int(&seed, 1, 9), ring = 100, rows = 220, extras = 5;
+        const aff_rowfmt f = aff__rowfmt_kv(num, D, rope);
+        float *raw = floats((int64_t)ring * D, false, &seed), *comp = floats((int64_t)rows * D, false, &seed),
+              *extra = floats(extras * D, false, &seed), *q = floats((int64_t)heads * D, false, &seed),
+              *sink = floats(heads, false, &seed), *want = malloc(sizeof(float) * (size_t)(heads * D)),
+              *got = malloc(sizeof(float) * (size_t)(heads * D)), *buf = malloc(sizeof(float) * (size_t)(64 * D));
+        uint8_t *raw_s = malloc((size_t)(ring * f.bytes)), *comp_s = malloc((size_t)(rows * f.bytes));
+        for (int i = 0; i < ring + rows; i++) {
+            float *x = i < ring ? raw + i * D : comp + (i - ring) * D;
+            if (num != AFF_MATH) aff__a8(x, (D - rope) / 64 * 64, 64);
+            for (int e = D - rope; num == AFF_FAST && e < D; e++) x[e] = aff__round_bf16(x[e]);
+            aff__row_encode(&f, x, i < ring ? raw_s + i * f.bytes : comp_s + (i - ring) * f.bytes);
+        }
+        int sel[150];
+        for (int i = 0, g = -1; i < 150; i++) sel[i] = g += 1 + (int)draw(&seed, i % 2 + 1);
+        const aff_keyset k = {.row = &f,
+                              .raw = raw_s,
+                              .raw_size = ring,
+                              .lo = draw_int(&seed, 0, 5000),
+                              .n_raw = draw_int(&seed, 0, 90),
+                              .comp = comp_s,
+                              .sel = round % 2 ? sel : NULL,
+                              .n_comp = draw_int(&seed, 0, 150),
+                              .extra = extra,
+                              .n_extra = round % 3 ? 0 : extras};
+        const float *key[256];
+        int n = 0;
+        for (int i = 0; i < k.n_raw; i++) key[n++] = raw + (k.lo + i) % ring * D;
+        for (int i = 0; i < k.n_comp; i++) key[n++] = comp + (k.sel ? sel[i] : i) * D;
+        for (int i = 0; i < k.n_extra; i++) key[n++] = extra + i * D;
+        aff__cpu_cap(AFF_CPU_SCALAR);
+        aff__cpu_attend(q, heads, D, key, n, sink, 0.05f, want);
+        EACH_LEVEL(l)
+        {
+            aff__cpu_attend_keys(q, heads, D, &k, sink, 0.05f, buf, got);
+            assert_int_equal(first_difference(got, want, (int64_t)heads * D), -1);
+        }
+        free(raw), free(comp), free(extra), free(q), free(sink), free(want), free(got), free(buf), free(raw_s);
+        free(comp_s);
+    }
+    for (int round = 0; round < 24; round++) {
+        const int D = (int[]){128, 32, 64, 1024}[round % 4], heads = draw_int(&seed, 1, 20), n = draw_int(&seed, 1, 40);
+        const aff_rowfmt f = aff__rowfmt_key(AFF_FAST, D), plain = aff__rowfmt_f32(D);
+        float *iq = floats((int64_t)heads * D, false, &seed), *w = floats(heads, false, &seed),
+              *ik = floats((int64_t)n * D, false, &seed), got[40], want[40];
+        uint8_t *stored = malloc((size_t)(n * f.bytes));
+        for (int g = 0; g < n; g++) {
+            if (round < 20) aff__hadamard(ik + g * D, D);
+            if (round % 8 == 7) ik[g * D] = INFINITY; /* a group that is NaN after A4 */
+            aff__a4(ik + g * D, D);
+            aff__row_encode(&f, ik + g * D, stored + g * f.bytes);
+        }
+        aff__cpu_cap(AFF_CPU_SCALAR);
+        aff__cpu_index_scores(iq, w, heads, &plain, ik, n, want);
+        EACH_LEVEL(l)
+        {
+            aff__cpu_index_scores(iq, w, heads, &f, stored, n, got);
+            assert_int_equal(first_difference(got, want, n), -1);
+        }
+        free(iq), free(w), free(ik), free(stored);
     }
 }
 
@@ -215,6 +289,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_agrees_with_double_precision), cmocka_unit_test(attention_has_the_defined_bits),
-        cmocka_unit_test(index_scores_agree), cmocka_unit_test(topk_agrees_with_sorting)};
+        cmocka_unit_test(index_scores_agree), cmocka_unit_test(stored_rows_give_the_same_bits),
+        cmocka_unit_test(topk_agrees_with_sorting)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -221,11 +221,13 @@ static void one_compressor(int ratio, bool index, aff_backend *b)
     const aff_compressor k = {
         .ratio = ratio, .dim = DIM, .overlap = overlap, .index = index, .ape = ape, .norm = norm, .eps = 1e-3f};
     float *rows = malloc(sizeof(float) * P * DIM), *hc = noises(hist * width), *hz = noises(hist * width);
-    aff_layer_state s = {.hist_size = hist};
+    const aff_rowfmt f = index ? aff__rowfmt_key(b->numerics, DIM) : aff__rowfmt_kv(b->numerics, DIM, 2 * r.pairs);
+    uint8_t *coded = malloc((size_t)(P / ratio * f.bytes));
+    aff_layer_state s = {.hist_size = hist, .row = &f, .key = &f};
     if (index)
-        s.ikey = rows, s.ihist_c = hc, s.ihist_z = hz;
+        s.ikey = coded, s.ihist_c = hc, s.ihist_z = hz;
     else
-        s.comp = rows, s.hist_c = hc, s.hist_z = hz;
+        s.comp = coded, s.hist_c = hc, s.hist_z = hz;
     int64_t pos[P];
     int first[P] = {0};
     aff_layer_state *st[P];
@@ -239,6 +241,7 @@ static void one_compressor(int ratio, bool index, aff_backend *b)
         b->compress(b, &k, &r, &rs, c + at * width, zc);
         free(zc);
     }
+    for (int g = 0; g < P / ratio; g++) aff__row_decode(&f, coded + g * f.bytes, rows + g * DIM);
     for (int g = 0; g < P / ratio; g++) {
         double v[DIM];
         float got[DIM];
@@ -271,7 +274,7 @@ static void one_compressor(int ratio, bool index, aff_backend *b)
         for (int e = 0; e < DIM; e++) off += fabsf(got[e] - rows[g * DIM + e]) > 1e-5f * fabsf(got[e]) + 1e-5f;
         assert_true(off <= 1);
     }
-    free(c), free(z), free(ape), free(norm), free(rows), free(hc), free(hz);
+    free(c), free(z), free(ape), free(norm), free(rows), free(coded), free(hc), free(hz);
 }
 
 static void test_compressors(void **state)
@@ -297,7 +300,8 @@ static void test_selection_ties(void **state)
         T = 40
     }; /* 1/sqrt(HEADS*DIM) is a power of two: it rounds nothing */
     float *ik = noises(GROUPS * DIM), *iq = noises(T * HEADS * DIM), *w = noises(T * HEADS);
-    aff_layer_state s = {.ikey = ik};
+    const aff_rowfmt f = aff__rowfmt_f32(DIM);
+    aff_layer_state s = {.ikey = ik, .key = &f};
     aff_layer_state *st[T];
     int64_t pos[T];
     int first[T] = {0}, sel[T * TOPK];
@@ -373,10 +377,12 @@ static void test_attention(void **state)
         int64_t pos[6];
         aff_error err;
         const aff_rope r = {freq, pairs};
+        const aff_rowfmt f = aff__rowfmt_f32(D);
         for (int i = 0, g = 0; i < 90; i++) sel[i] = g += 1 + below(3);
         for (int t = 0; t < T; t++) {
             pos[t] = 1000 + below(50000);
-            keys[t] = (aff_keyset){.raw = raw,
+            keys[t] = (aff_keyset){.row = &f,
+                                   .raw = raw,
                                    .raw_size = ring,
                                    .lo = 970 + below(60),
                                    .n_raw = below(41),

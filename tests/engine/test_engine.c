@@ -1,122 +1,12 @@
-/* engine/engine: the loop on a pretend network. Its logits are a hash of all tokens run so far, so a token that is
- * skipped, run twice, out of order or at a wrong position changes every later one. The functions of net.h, seq.h and
- * forward.h that the loop calls are defined here and take the place of the library's. */
+/* engine/engine: one request at a time, on a pretend network. */
 #include "support/test.h"
-#include "engine/engine.h"
-#include "base/mem.h"
-#include "base/rng.h"
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-enum { VOCAB = 50, CONTEXT = 64, EOS = 3 };
-
-struct aff_net {
-    aff_config cfg;
-};
-struct aff_seq {
-    int64_t pos, capacity;
-    uint64_t hash;
-};
-struct aff_runner {
-    int threads;
-};
-
-static aff_net fake_net = {.cfg = {.vocab = VOCAB, .max_positions = CONTEXT, .bos = 0, .eos = EOS}};
-static int fake_calls, fake_rows, fake_largest, fake_logit_rows, fake_fail_at;
-static int32_t fake_favourite[CONTEXT + 1]; /* > 0: this token wins after that many tokens */
-
-const aff_config *aff__net_config(const aff_net *n)
-{
-    return &n->cfg;
-}
-const char *aff__net_path(const aff_net *n)
-{
-    return "fake.aff";
-}
-aff_status aff__seq_create(aff_seq **out, const aff_net *net, int64_t positions, aff_error *err)
-{
-    *out = calloc(1, sizeof **out);
-    (*out)->capacity = positions;
-    return AFF_OK;
-}
-void aff__seq_free(aff_seq *s)
-{
-    free(s);
-}
-void aff__seq_reset(aff_seq *s)
-{
-    s->pos = 0;
-    s->hash = 0;
-}
-int64_t aff__seq_pos(const aff_seq *s)
-{
-    return s->pos;
-}
-int64_t aff__seq_capacity(const aff_seq *s)
-{
-    return s->capacity;
-}
-aff_status aff__runner_create(aff_runner **out, const aff_net *net, int threads, aff_error *err)
-{
-    *out = calloc(1, sizeof **out);
-    (*out)->threads = threads;
-    return AFF_OK;
-}
-void aff__runner_free(aff_runner *r)
-{
-    free(r);
-}
-
-/* What the pretend network says after a sequence with this hash, of `n` tokens. */
-static void fake_logits(uint64_t hash, int64_t n, float *l)
-{
-    for (int v = 0; v < VOCAB; v++) l[v] = (float)(aff__mix64(hash + (uint64_t)v) >> 40) / (1 << 22);
-    l[EOS] = -1;
-    if (fake_favourite[n] > 0) l[fake_favourite[n]] = 100;
-}
-
-static uint64_t fake_hash(uint64_t hash, int64_t pos, int32_t id)
-{
-    return aff__mix64(hash * 31 + (uint64_t)pos * 1000 + (uint64_t)id + 1);
-}
-
-aff_status aff__forward(aff_runner *r, const aff_batch *b, aff_error *err)
-{
-    assert_true(b->n >= 1 && b->seq->pos + b->n <= b->seq->capacity);
-    fake_calls++;
-    fake_rows += b->n;
-    if (b->n > fake_largest) fake_largest = b->n;
-    if (fake_fail_at && fake_calls == fake_fail_at) return aff__fail(err, AFF_E_IO, "shard 2: cannot read");
-    for (int i = 0; i < b->n; i++) {
-        assert_in_range(b->id[i], 0, VOCAB - 1);
-        b->seq->hash = fake_hash(b->seq->hash, b->seq->pos++, b->id[i]);
-        if (i >= b->want_from) {
-            fake_logits(b->seq->hash, b->seq->pos, b->logits + (i - b->want_from) * VOCAB);
-            fake_logit_rows++;
-        }
-    }
-    return AFF_OK;
-}
+#include "engine/fake_net.h"
 
 static const int32_t prompt[10] = {0, 17, 4, 4, 9, 22, 31, 8, 2, 40};
 
-/* The continuation by definition: no loop, no chunks. */
-static void expected(const aff_sampling *sp, int n, int32_t *out)
+static aff_request request(int64_t n)
 {
-    float l[VOCAB];
-    uint64_t hash = 0;
-    int64_t pos = 0;
-    aff_sampler *s;
-    aff_error err = {0};
-    assert_int_equal(aff__sampler_create(&s, VOCAB, &err), AFF_OK);
-    for (; pos < 10; pos++) hash = fake_hash(hash, pos, prompt[pos]);
-    for (int i = 0; i < n; i++) {
-        fake_logits(hash, pos, l);
-        assert_int_equal(aff__sampler_next(s, l, sp, pos, &out[i], &err), AFF_OK);
-        hash = fake_hash(hash, pos++, out[i]);
-    }
-    aff__sampler_free(s);
+    return (aff_request){.prompt = prompt, .n_prompt = 10, .n_predict = n, .sampling = {.top_p = 1}};
 }
 
 /* Collects events. */
@@ -128,12 +18,12 @@ typedef struct record {
     int64_t rows;
 } record;
 
-static bool on_token(void *ctx, int64_t pos, int32_t id)
+static bool on_token(void *ctx, const aff_token *t)
 {
     record *r = ctx;
-    if (r->n == 0) r->first_pos = pos;
-    assert_int_equal(pos, r->first_pos + r->n);
-    r->id[r->n++] = id;
+    if (r->n == 0) r->first_pos = t->pos;
+    assert_int_equal(t->pos, r->first_pos + r->n);
+    r->id[r->n++] = t->id;
     return r->n != r->stop_after;
 }
 
@@ -162,15 +52,9 @@ static aff_engine *engine(int64_t context, int64_t chunk)
     return e;
 }
 
-static aff_request request(int64_t n)
-{
-    return (aff_request){.prompt = prompt, .n_prompt = 10, .n_predict = n, .sampling = {.top_p = 1}};
-}
-
 static int reset_fake(void **state)
 {
-    fake_calls = fake_rows = fake_largest = fake_logit_rows = fake_fail_at = 0;
-    memset(fake_favourite, 0, sizeof fake_favourite);
+    fake_reset();
     return 0;
 }
 
@@ -179,15 +63,15 @@ static void text_does_not_depend_on_the_chunk(void **state)
     const aff_sampling modes[] = {{.top_p = 1}, {.temperature = 0.9, .top_k = 20, .top_p = 0.9, .seed = 5}};
     for (int m = 0; m < 2; m++) {
         int32_t want[20];
-        expected(&modes[m], 20, want);
+        aff_request r = request(20);
+        r.sampling = modes[m];
+        assert_int_equal(fake_answer(&r, CONTEXT, want), 20);
         for (int64_t chunk = 0; chunk <= 12; chunk++) {
             reset_fake(state);
             record rec = {0};
             aff_outcome out;
             aff_error err = {0};
             aff_engine *e = engine(0, chunk);
-            aff_request r = request(20);
-            r.sampling = modes[m];
             assert_int_equal(aff__engine_run(e, &r, &(aff_events){.ctx = &rec, .token = on_token}, &out, &err), AFF_OK);
             assert_int_equal(rec.n, 20);
             assert_int_equal(rec.first_pos, 10);
@@ -224,7 +108,6 @@ static void every_row_reaches_the_listener(void **state)
                 fake_logits(hash, pos + 1, want);
                 assert_memory_equal(rec.logits[pos], want, sizeof want);
             }
-            assert_memory_equal(aff__engine_logits(e), want, sizeof want);
             aff__engine_free(e);
         }
 }
@@ -242,10 +125,8 @@ static void stops_where_told(void **state)
     assert_int_equal(out.stop, AFF_STOP_EOS);
     assert_int_equal(out.decoded, 5);
     assert_int_equal(rec.id[4], EOS);
-    assert_int_equal(aff__engine_pos(e), 14); /* EOS itself has not run */
+    assert_int_equal(fake_rows, 14); /* EOS itself has not run */
 
-    aff__engine_reset(e);
-    assert_null(aff__engine_logits(e));
     rec = (record){0};
     r.ignore_eos = true;
     assert_int_equal(aff__engine_run(e, &r, &ev, &out, &err), AFF_OK);
@@ -253,7 +134,6 @@ static void stops_where_told(void **state)
     assert_int_equal(rec.n, 20);
     assert_int_equal(rec.id[4], EOS);
 
-    aff__engine_reset(e);
     rec = (record){.stop_after = 3};
     assert_int_equal(aff__engine_run(e, &r, &ev, &out, &err), AFF_OK);
     assert_int_equal(out.stop, AFF_STOP_CALLER);
@@ -273,8 +153,7 @@ static void the_context_ends_it(void **state)
         assert_int_equal(aff__engine_run(e, &r, &(aff_events){.ctx = &rec, .token = on_token}, &out, &err), AFF_OK);
         assert_int_equal(out.stop, AFF_STOP_CONTEXT);
         assert_int_equal(out.decoded, context - 9);
-        aff__engine_reset(e);
-        r.n_predict = context - 9; /* exactly what fits is not cut */
+            r.n_predict = context - 9; /* exactly what fits is not cut */
         rec = (record){0};
         assert_int_equal(aff__engine_run(e, &r, &(aff_events){.ctx = &rec, .token = on_token}, &out, &err), AFF_OK);
         assert_int_equal(out.stop, AFF_STOP_LENGTH);
@@ -325,7 +204,6 @@ static void bad_requests_change_nothing(void **state)
 {
     aff_error err = {0};
     aff_outcome out;
-    int32_t id;
     aff_engine *e = engine(9, 4);
     aff_request r = request(5);
     assert_int_equal(aff__engine_run(e, &r, NULL, &out, &err), AFF_E_LIMIT); /* 10 tokens, 9 positions */
@@ -345,9 +223,7 @@ static void bad_requests_change_nothing(void **state)
     assert_int_equal(aff__engine_run(e, &r, NULL, &out, &err), AFF_E_INVALID);
     r = (aff_request){.prompt = prompt, .n_prompt = 3, .n_predict = 1, .sampling = {.top_p = 7}};
     assert_int_equal(aff__engine_run(e, &r, NULL, &out, &err), AFF_E_INVALID);
-    assert_int_equal(aff__engine_choose(e, &(aff_sampling){.top_p = 1}, &id, &err), AFF_E_INVALID);
     assert_int_equal(fake_calls, 0);
-    assert_int_equal(aff__engine_pos(e), 0);
     aff__engine_free(e);
 
     assert_int_equal(aff__engine_create(&e, &fake_net, &(aff_engine_options){.context = CONTEXT + 1}, &err),
@@ -368,7 +244,6 @@ static void a_failed_pass_is_reported(void **state)
     assert_string_equal(err.msg, "shard 2: cannot read");
     assert_int_equal(out.prefilled, 9);
     assert_int_equal(out.decoded, 1);
-    assert_null(aff__engine_logits(e));
     aff__engine_free(e);
 }
 
@@ -385,34 +260,14 @@ static void out_of_memory_is_an_error(void **state)
         assert_int_equal(s, AFF_E_NOMEM);
         assert_null(e);
     }
-    assert_in_range(n, 5, 20); /* engine, sampler and its two arrays, logits: each was refused once */
+    assert_in_range(n, 9, 20); /* engine, sampler and its two arrays, logits: each was refused once */
     aff_outcome out;
     static record rec;
     aff_request r = request(2);
-    aff__alloc_fail_after(1); /* the buffer of a listener to every row */
+    aff__alloc_fail_after(3); /* request, prompt, the buffer of a listener to every row */
     assert_int_equal(aff__engine_run(e, &r, &(aff_events){.ctx = &rec, .logits = on_logits}, &out, &err), AFF_E_NOMEM);
     aff__alloc_fail_after(0);
-    assert_int_equal(aff__engine_pos(e), 0);
-    aff__engine_free(e);
-}
-
-/* feed + choose, as the public session does it, give the loop's tokens. */
-static void stepping_equals_the_loop(void **state)
-{
-    aff_error err = {0};
-    const aff_sampling sp = {.temperature = 1, .top_p = 0.95, .seed = 11};
-    int32_t want[20], id;
-    expected(&sp, 20, want);
-    aff_engine *e = engine(0, 4);
-    assert_int_equal(aff__engine_feed(e, prompt, 6, false, NULL, &err), AFF_OK);
-    assert_int_equal(aff__engine_choose(e, &sp, &id, &err), AFF_E_INVALID); /* its logits were not wanted */
-    assert_int_equal(aff__engine_feed(e, prompt + 6, 4, true, NULL, &err), AFF_OK);
-    for (int i = 0; i < 20; i++) {
-        assert_int_equal(aff__engine_choose(e, &sp, &id, &err), AFF_OK);
-        assert_int_equal(id, want[i]);
-        assert_int_equal(aff__engine_feed(e, &id, 1, true, NULL, &err), AFF_OK);
-    }
-    assert_int_equal(aff__engine_pos(e), 30);
+    assert_int_equal(fake_calls, 0);
     aff__engine_free(e);
 }
 
@@ -428,7 +283,6 @@ int main(void)
         cmocka_unit_test_setup(bad_requests_change_nothing, reset_fake),
         cmocka_unit_test_setup(a_failed_pass_is_reported, reset_fake),
         cmocka_unit_test_setup(out_of_memory_is_an_error, reset_fake),
-        cmocka_unit_test_setup(stepping_equals_the_loop, reset_fake),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

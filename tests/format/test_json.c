@@ -144,10 +144,82 @@ static void look_ups(void **state)
     json_decref(o);
 }
 
+/* ---- exact values, and Python's spelling ---- */
+
+static void dumps_as(const char *text, const char *want)
+{
+    json_t *v = NULL;
+    aff_error e = {0};
+    aff_buf b = {0};
+    if (aff__json_parse_exact(&v, text, strlen(text), "t", true, 256, &e) != AFF_OK) fail_msg("%s: %s", text, e.msg);
+    assert_int_equal(aff__json_dump_python(&b, v, &e), AFF_OK);
+    assert_string_equal(b.s, want);
+    aff__buf_free(&b);
+    json_decref(v);
+}
+
+static void not_exact(const char *text, bool python, int depth, const char *message)
+{
+    json_t *v = (json_t *)1;
+    aff_error e = {0};
+    assert_int_equal(aff__json_parse_exact(&v, text, strlen(text), "t", python, depth, &e), AFF_E_FORMAT);
+    assert_null(v);
+    if (!strstr(e.msg, message)) fail_msg("'%s' lacks '%s'", e.msg, message);
+}
+
+static void long_numbers(void **state)
+{
+    json_t *v = NULL;
+    size_t n = 0;
+    dumps_as("[9223372036854775807,9223372036854775808,-9223372036854775808,-9223372036854775809]",
+             "[9223372036854775807, 9223372036854775808, -9223372036854775808, -9223372036854775809]");
+    dumps_as("{\"a\":18446744073709551616,\"b\":[1000000000000000000000000]}",
+             "{\"a\": 18446744073709551616, \"b\": [1000000000000000000000000]}");
+    dumps_as("[NaN,Infinity,-Infinity,1e400,-1e400,1e-400]", "[NaN, Infinity, -Infinity, Infinity, -Infinity, 0.0]");
+    dumps_as("99999999999999999999", "99999999999999999999");
+    /* No string passes for such a number. */
+    dumps_as("[\"\\u00009\",\"\\u0000\",\"\\u0000\\u0000\",1e999,\"x\\u00001\"]",
+             "[\"\\u00009\", \"\\u0000\", \"\\u0000\\u0000\", Infinity, \"x\\u00001\"]");
+    assert_int_equal(aff__json_parse_exact(&v, "{\"k\":9223372036854775808}", 25, "t", false, 64, NULL), AFF_OK);
+    const json_t *k = json_object_get(v, "k");
+    assert_memory_equal(aff__json_literal(k, &n), "9223372036854775808", 20);
+    assert_int_equal(n, 19);
+    assert_false(aff__json_is_text(k));
+    aff_error e = {0};
+    const char *s;
+    assert_int_equal(aff__json_str(v, "t", "k", &s, NULL, &e), AFF_E_FORMAT);
+    assert_string_equal(e.msg, "t: key 'k': expected a string, got a number out of range");
+    json_decref(v);
+    not_exact("NaN", false, 64, "line 1");
+    not_exact("[1e400]", false, 64, "overflow");
+    not_exact("[123456789012345678901,]", true, 64, "line 1");
+    not_exact("012345678901234567890", true, 64, "line 1");
+    not_exact("[[[1]]]", true, 2, "nested deeper than 2 levels");
+    not_exact("{\"a\":\n12345678901234567890\n1}", true, 64, "line 3");
+    not_exact("{\"\\u0000\":1}", true, 64, "NUL");
+}
+
+static void python_spelling(void **state)
+{
+    dumps_as(" { \"b\" :1 , \"a\":[ ] ,\"c\":{ },\"b\":null}", "{\"b\": null, \"a\": [], \"c\": {}}");
+    dumps_as("[true,false,-0,-0.0,0.0]", "[true, false, 0, -0.0, 0.0]");
+    dumps_as("\"\\u00e9\\/\\\"\\\\\\n\\r\\t\\b\\f\\u0001\\u001f\\u007f\\u2028\\ud83d\\ude80\\ud800\"",
+             "\"\xC3\xA9/\\\"\\\\\\n\\r\\t\\b\\f\\u0001\\u001f\x7F\xE2\x80\xA8\xF0\x9F\x9A\x80\xEF\xBF\xBD\"");
+    dumps_as("[1.0,1.50,1E5,1e-7,1e16,1e15,123456789012345680.0,0.0001,0.00001,1.5e-5]",
+             "[1.0, 1.5, 100000.0, 1e-07, 1e+16, 1000000000000000.0, 1.2345678901234568e+17, 0.0001, 1e-05, 1.5e-05]");
+    dumps_as(
+        "[5e-324,1.7976931348623157e308,2.2250738585072014e-308,0.1,0.30000000000000004,1e22,1e23,1e100]",
+        "[5e-324, 1.7976931348623157e+308, 2.2250738585072014e-308, 0.1, 0.30000000000000004, 1e+22, 1e+23, 1e+100]");
+    /* Powers of two, where the nearest decimal of 16 digits does not read back but its neighbour does. */
+    dumps_as("[5.684341886080801486968994140625e-14,9007199254740992.0,9007199254740994.0]",
+             "[5.684341886080802e-14, 9007199254740992.0, 9007199254740994.0]");
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(strings), cmocka_unit_test(numbers),
-                                       cmocka_unit_test(positions), cmocka_unit_test(bounds),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(strings),      cmocka_unit_test(numbers),
+                                       cmocka_unit_test(long_numbers), cmocka_unit_test(python_spelling),
+                                       cmocka_unit_test(positions),    cmocka_unit_test(bounds),
                                        cmocka_unit_test(look_ups)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

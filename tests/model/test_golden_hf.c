@@ -15,16 +15,20 @@
 
 /* One row per model. dir: folder under the source tree, NULL: written by the parity generator. near: gap up to which a
  * pick, a selection or an argmax may differ, at most NEAR_MOST of them per model. */
+/* flips: rows in a hundred that `sim` may change where a value falls on the other side of a rounding boundary: an indexer code
+ * then moves a selection, and the row's logits with it (tests/golden/README.md, "Noise, gates"). */
 typedef struct model {
     const char *name, *dir;
+    double flips;
 } model;
 static const model models[] = {
-    {"toy", NULL},
-    {"toy-clamp", NULL},
-    {"kernel", NULL},
+    {"toy", NULL, 0},
+    {"toy-clamp", NULL, 0},
+    {"kernel", NULL, 0},
+    {"tiny-v4", "models/tiny-v4", 1},
 };
 enum { MODELS = sizeof models / sizeof *models, NEAR_MOST = 5, THREADS = 2, POS = 24, PROJ = 8 };
-static const double NEAR_GAP = 1e-6, STREAMS = 1e-4, LOGITS = 2e-4, SIM_MEDIAN = 1e-3, SIM_WORST = 2e-2;
+static const double NEAR_GAP = 1e-6, STREAMS = 1e-4, LOGITS = 2e-4, SIM_MEDIAN = 1e-3, SIM_WORST = 2e-2, FLIP_WORST = 0.5;
 
 typedef struct fixture {
     const model *m;
@@ -153,6 +157,15 @@ static bool near_tie(fixture *f, const char *what, int layer, int64_t at, double
     return true;
 }
 
+static double flips(const fixture *f) { return strcmp(f->mode, "sim") == 0 ? f->m->flips : 0; }
+
+/* Judges differing choices; in sim the model's share of flips is forgiven. */
+static void judge_choices(const fixture *f, const char *what, int64_t compared, int64_t wrong, int64_t near)
+{
+    const bool forgiven = wrong > 0 && (double)wrong <= flips(f) / 100 * (double)compared;
+    counts_judge(f->m->name, f->mode, what, compared, forgiven ? 0 : wrong, near + (forgiven ? wrong : 0));
+}
+
 static void compare_logits(fixture *f, const float *lg, double median_gate, double gate)
 {
     const int V = f->net->cfg.vocab;
@@ -160,13 +173,13 @@ static void compare_logits(fixture *f, const float *lg, double median_gate, doub
     const float *want = golden_f32(f->g, named(f, "logits"), NULL);
     for (int i = 0; i < f->n_pos; i++)
         errors_add(&e, row_error(lg + (int64_t)f->pos[i] * V, want + (int64_t)i * V, (size_t)V));
-    errors_judge(&e, f->m->name, f->mode, "logits", median_gate, gate);
+    errors_judge_loose(&e, f->m->name, f->mode, "logits", median_gate, gate, 4 * flips(f), FLIP_WORST);
     if (golden_has(f->g, named(f, "logits.proj"))) {
         const float *proj = golden_f32(f->g, named(f, "logits.proj"), NULL),
                     *max = golden_f32(f->g, named(f, "logits.max"), NULL);
         for (int t = 0; t < f->T; t++)
             errors_add(&p, projection_error(lg + (int64_t)t * V, (size_t)V, proj + t * PROJ, max[t]));
-        errors_judge(&p, f->m->name, f->mode, "logits, projected", median_gate, gate);
+        errors_judge_loose(&p, f->m->name, f->mode, "logits, projected", median_gate, gate, flips(f), FLIP_WORST);
     }
     const int32_t *top = golden_i32(f->g, named(f, "argmax"), NULL);
     const float *gap = golden_f32(f->g, named(f, "argmax_gap"), NULL);
@@ -182,7 +195,7 @@ static void compare_logits(fixture *f, const float *lg, double median_gate, doub
         else
             wrong++;
     }
-    counts_judge(f->m->name, f->mode, "argmax", f->T, wrong, near);
+    judge_choices(f, "argmax", f->T, wrong, near);
 }
 
 static void compare_streams(const fixture *f)
@@ -274,7 +287,7 @@ static void compare_picks(fixture *f)
             else
                 wrong++;
         }
-    counts_judge(f->m->name, f->mode, "router ids", (int64_t)c->layers * f->T, wrong, near);
+    judge_choices(f, "router ids", (int64_t)c->layers * f->T, wrong, near);
     free(want);
 }
 
@@ -301,7 +314,7 @@ static void compare_selections(fixture *f)
         }
         free(want);
     }
-    counts_judge(f->m->name, f->mode, "selections", compared, wrong, near);
+    judge_choices(f, "selections", compared, wrong, near);
 }
 
 /* The whole sequence in one call from position 0. */

@@ -505,14 +505,14 @@ static void mtp1(const gates *m)
         const int64_t at = aff__seq_pos(f.seq), to = at < prompt ? prompt : at + 1;
         run(&f, ids, to, logits);
         f.r->trace_ctx = stage;
-        must(aff__draft_mtp1(f.r, f.seq, ids + at + 1, (int)(to - at), draft + at * f.V, &err), &err);
+        must(aff__draft_mtp1(f.r, ids + at + 1, (int)(to - at), 0, draft + at * f.V, &err), &err);
     }
     /* The streams were used up; they belong to that sequence and to the last rows only. */
-    assert_int_equal(aff__draft_mtp1(f.r, f.seq, ids + T, 1, draft, &err), AFF_E_INVALID);
+    assert_int_equal(aff__draft_mtp1(f.r, ids + T, 1, 0, draft, &err), AFF_E_INVALID);
     run(&f, ids, T + 1, NULL);
-    assert_int_equal(aff__draft_mtp1(f.r, f.seq, ids + T, 2, draft, &err), AFF_E_INVALID);
+    assert_int_equal(aff__draft_mtp1(f.r, ids + T, 2, 0, draft, &err), AFF_E_INVALID);
     must(aff__seq_rollback(f.seq, T, &err), &err);
-    assert_int_equal(aff__draft_mtp1(f.r, f.seq, ids + T, 1, draft, &err), AFF_E_INVALID);
+    assert_int_equal(aff__draft_mtp1(f.r, ids + T, 1, 0, draft, &err), AFF_E_INVALID);
 #define NAME(s) (snprintf(name, sizeof name, "mtp1.%s." s, m->mode), name)
     logits_at(&f, "trunk logits", logits, lp, n_lp, golden_f32(f.g, NAME("logits"), NULL));
     logits_at(&f, "MTP-1 logits", draft, lp, n_lp, golden_f32(f.g, NAME("draft_logits"), NULL));
@@ -586,8 +586,12 @@ static void test_attention_units(void **state)
         size_t n;
         snprintf(name, sizeof name, "unit.comp.%d", l);
         want = golden_f32(f.g, name, &n);
-        for (size_t i = 0; i < n / 512; i++)
-            errors_add(&e, row_error(f.seq->layer[l].comp + (int64_t)i * step * 512, want + i * 512, 512));
+        for (size_t i = 0; i < n / 512; i++) {
+            const aff_layer_state *ls = &f.seq->layer[l];
+            float row[512];
+            aff__row_decode(ls->row, (const uint8_t *)ls->comp + (int64_t)i * step * ls->row->bytes, row);
+            errors_add(&e, row_error(row, want + i * 512, 512));
+        }
     }
     assert_int_equal(e.n, 3 * 16 + 3 * 6 + 9 + 2);
     errors_judge_loose(&e, DSPARK, "sim", "attention units", 1e-5, 1e-5, 2, 1e-2);

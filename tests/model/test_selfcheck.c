@@ -45,18 +45,20 @@ static void must(aff_status s)
 /* ---- states ---- */
 
 /* Rows of a ring that holds position p in slot p mod size, at positions lo .. hi-1. */
-static void same_ring(const char *what, int layer, const float *a, const float *b, int size, int width, int64_t lo,
+static void same_ring(const char *what, int layer, const void *va, const void *vb, int size, int width, int64_t lo,
                       int64_t hi)
 {
+    const uint8_t *a = va, *b = vb;
     for (int64_t p = lo < 0 ? 0 : lo; p < hi; p++)
-        if (memcmp(a + p % size * width, b + p % size * width, (size_t)width * sizeof *a))
+        if (memcmp(a + p % size * width, b + p % size * width, (size_t)width))
             fail_msg("%s of layer %d differs at position %lld (of %lld)", what, layer, (long long)p, (long long)hi);
 }
 
-static void same_rows(const char *what, int layer, const float *a, const float *b, int64_t rows, int width)
+static void same_rows(const char *what, int layer, const void *va, const void *vb, int64_t rows, int width)
 {
+    const uint8_t *a = va, *b = vb;
     for (int64_t g = 0; g < rows; g++)
-        if (memcmp(a + g * width, b + g * width, (size_t)width * sizeof *a))
+        if (memcmp(a + g * width, b + g * width, (size_t)width))
             fail_msg("%s of layer %d differs at row %lld of %lld", what, layer, (long long)g, (long long)rows);
 }
 
@@ -71,23 +73,27 @@ static void same_state(const aff_seq *a, const aff_seq *b)
         const aff_layer_state *s = stage ? &a->stage[l - a->n_layers] : &a->layer[l],
                               *t = stage ? &b->stage[l - a->n_layers] : &b->layer[l];
         const int ratio = stage ? 0 : c->ratio[l], coff = ratio == 4 ? 2 : 1;
-        same_ring(stage ? "draft ring" : "raw ring", l, s->raw, t->raw, s->raw_size, c->head_dim, P - c->window, P);
+        same_ring(stage ? "draft ring" : "raw ring", l, s->raw, t->raw, s->raw_size, s->row->bytes, P - c->window, P);
         if (!ratio) continue;
         const int64_t back = (P / ratio - (coff - 1)) * ratio; /* the open group and, with overlap, the one before */
-        same_rows("compressed rows", l, s->comp, t->comp, P / ratio, c->head_dim);
-        same_ring("history c", l, s->hist_c, t->hist_c, s->hist_size, coff * c->head_dim, back, P);
-        same_ring("history z", l, s->hist_z, t->hist_z, s->hist_size, coff * c->head_dim, back, P);
+        same_rows("compressed rows", l, s->comp, t->comp, P / ratio, s->row->bytes);
+        same_ring("history c", l, s->hist_c, t->hist_c, s->hist_size, coff * c->head_dim * 4, back, P);
+        same_ring("history z", l, s->hist_z, t->hist_z, s->hist_size, coff * c->head_dim * 4, back, P);
         if (ratio != 4) continue;
-        same_rows("indexer keys", l, s->ikey, t->ikey, P / ratio, c->index_dim);
-        same_ring("indexer history c", l, s->ihist_c, t->ihist_c, s->hist_size, 2 * c->index_dim, back, P);
-        same_ring("indexer history z", l, s->ihist_z, t->ihist_z, s->hist_size, 2 * c->index_dim, back, P);
+        same_rows("indexer keys", l, s->ikey, t->ikey, P / ratio, s->key->bytes);
+        same_ring("indexer history c", l, s->ihist_c, t->ihist_c, s->hist_size, 2 * c->index_dim * 4, back, P);
+        same_ring("indexer history z", l, s->ihist_z, t->ihist_z, s->hist_size, 2 * c->index_dim * 4, back, P);
     }
 }
 
 static void clone(aff_seq *to, const aff_seq *from)
 {
     assert_int_equal(to->region_size, from->region_size);
-    memcpy(to->region, from->region, (size_t)from->region_size);
+    assert_int_equal(to->backed, from->backed);
+    memcpy(to->region, from->region, (size_t)from->fixed_size);
+    for (int i = 0; i < from->n_spans; i++)
+        memcpy((char *)to->region + from->span[i].off, (const char *)from->region + from->span[i].off,
+               (size_t)from->span[i].row_bytes * (size_t)(from->backed / from->span[i].ratio));
     to->pos = from->pos;
     to->high = from->high;
 }

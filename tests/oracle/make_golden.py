@@ -17,6 +17,7 @@ transformers leaves ties at a top-k boundary open; here torch.topk is replaced b
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
 import sys
@@ -283,6 +284,14 @@ def make_ids(args, directory, config, length):
     return (parity_models.stream("ids", length) % np.uint64(config["vocab_size"])).astype(np.int64)
 
 
+def file_hashes(ckpt):
+    """Of config.json and the shards: a golden file belongs to exactly these."""
+    def digest(name):
+        with open(os.path.join(ckpt.directory, name), "rb") as f:
+            return hashlib.sha256(f.read()).hexdigest()
+    return {name: digest(name) for name in ["config.json"] + sorted(set(ckpt.index.values()))}
+
+
 def make(args, directory):
     ckpt = release.Checkpoint(directory)
     ckpt.check()
@@ -307,6 +316,8 @@ def make(args, directory):
     stored = {n: release.Stored(dtypes[a.dtype.name], a.shape, a) for n, a in out.items()}
     meta = {"model": os.path.basename(os.path.normpath(args.checkpoint)), "config": json.dumps(c, sort_keys=True),
             "source": f"transformers {__import__('transformers').__version__}, torch {torch.__version__}, float32, eager"}
+    if args.checkpoint not in parity_models.MODELS:         # theirs are in parity-models.sha256
+        meta["sha256"] = json.dumps(file_hashes(ckpt))
     release.save_safetensors(args.out, stored, meta)
     print(f"{args.out}: {len(out)} arrays, {os.path.getsize(args.out)} bytes, {length} positions")
 

@@ -10,6 +10,7 @@
 #include "support/variant.h"
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 static char root[] = "/tmp/aff-seq-XXXXXX", ckpt[1024];
@@ -67,8 +68,8 @@ static void test_limits(void **state)
     must(feed(r, s, ids, 20, lg));
     assert_int_equal(feed(r, s, ids, 1, lg), AFF_E_LIMIT);
     assert_int_equal(aff__draft_block(r, s, V, d, NULL, NULL, NULL, NULL, &err), AFF_E_INVALID);
-    must(aff__draft_block(r, s, 1, d, NULL, NULL, NULL, NULL, &err));          /* at the very end of the room */
-    assert_int_equal(aff__draft_mtp1(r, s, ids, 20, lg, &err), AFF_E_INVALID); /* not that kind of draft */
+    must(aff__draft_block(r, s, 1, d, NULL, NULL, NULL, NULL, &err)); /* at the very end of the room */
+    assert_int_equal(aff__draft_mtp1(r, ids, 20, 0, lg, &err), AFF_E_INVALID); /* not that kind of draft */
     aff__seq_free(s);
     aff__seq_free(other);
     aff__seq_free(NULL);
@@ -132,14 +133,119 @@ static void test_huge_context(void **state)
     must(aff__seq_create(&small, n, 64, &err));
     must(feed(r, small, ids, 40, a));
     const int64_t before = resident_kib();
-    must(aff__seq_create(&s, n, 1048576, &err));
-    /* 1M/4 rows of 512 and 128 floats and 1M/128 of 512: 671 MiB. */
-    assert_true(s->region_size > UINT64_C(640) << 20);
+    must(aff__seq_open(&s, n, &(aff_seq_options){.commit = 1024, .margin = 1024}, &err));
+    assert_int_equal(aff__seq_capacity(s), 1048576);
+    /* 1M/4 rows of 448 + 8 + 256 and of 64 + 4 bytes, 1M/128 of the former: 200 MiB. */
+    assert_true(s->region_size > UINT64_C(200) << 20);
     must(feed(r, s, ids, 40, b));
     assert_true(resident_kib() - before < 160 << 10); /* sanitizers multiply what is touched */
     assert_memory_equal(a, b, sizeof a);
     aff__seq_free(s);
     aff__seq_free(small);
+    aff__runner_free(r);
+    aff__net_close(n);
+}
+
+static uint64_t pages(uint64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+/* The plan by hand from spec 10.1 and 10.3, and what is committed at every step of growth. */
+static void test_plan(void **state)
+{
+    char dir[64];
+    snprintf(dir, sizeof dir, "%s/plan", root);
+    test_write_variant(ckpt, dir, &(variant){.config_key = "max_position_embeddings", .config_value = "1048576"});
+    static const struct {
+        aff_numerics num;
+        uint64_t row, key;
+    } mode[] = {{AFF_MATH, 2048, 512}, {AFF_SIM, 712, 68}, {AFF_FAST, 584, 68}};
+    for (int m = 0; m < 3; m++) {
+        aff_net *n = open_net(dir, mode[m].num);
+        const aff_config *c = aff__net_config(n);
+        aff_seq_plan p, q;
+        aff_runner *r;
+        aff_seq *s;
+        assert_int_equal(c->layers, 3); /* ratios 0, 4, 128; 3 draft stages; window 128 */
+        must(aff__seq_plan(&p, n, 1048576, &err));
+        assert_int_equal(p.row_bytes, mode[m].row);
+        assert_int_equal(p.key_bytes, mode[m].key);
+        assert_int_equal(p.raw, 3 * pages((128 + 256) * mode[m].row));
+        assert_int_equal(p.draft, 3 * pages((128 + 256) * mode[m].row));
+        /* 16 slots of two halves, values and gates, the indexer's too; 256 slots. */
+        assert_int_equal(p.history, 2 * 16 * 1024 * 4 + 2 * 16 * 256 * 4 + 2 * 256 * 512 * 4);
+        assert_int_equal(p.copy, p.raw + p.draft + p.history);
+        assert_int_equal(p.rows, pages(262144 * mode[m].row) + pages(8192 * mode[m].row));
+        assert_int_equal(p.keys, pages(262144 * mode[m].key));
+        assert_int_equal(p.total, 2 * p.copy + p.rows + p.keys);
+        assert_true(p.per_position == (double)(mode[m].row + mode[m].key) / 4 + (double)mode[m].row / 128);
+        assert_int_equal(aff__seq_plan(&q, n, 1048577, &err), AFF_E_LIMIT);
+        must(aff__runner_create(&r, n, 1, &err));
+        assert_int_equal(aff__seq_open(&s, n, &(aff_seq_options){.commit = 2000000}, &err), AFF_E_INVALID);
+        assert_int_equal(aff__seq_open(&s, n, &(aff_seq_options){.margin = -1}, &err), AFF_E_INVALID);
+        must(aff__seq_open(&s, n, &(aff_seq_options){.commit = -1, .margin = 48}, &err));
+        assert_int_equal(aff__seq_backed(s), 0);
+        must(aff__seq_plan(&p, n, 0, &err));
+        assert_int_equal(aff__seq_committed(s), p.total);
+        /* Ahead of the position, in steps of 48. */
+        for (int64_t at = 0; at < N; at += 10) {
+            must(feed(r, s, ids + at, 10, NULL));
+            assert_true(aff__seq_backed(s) >= at + 10 && aff__seq_backed(s) <= at + 10 + 48 && aff__seq_backed(s) % 48 == 0);
+            must(aff__seq_plan(&p, n, aff__seq_backed(s), &err));
+            assert_int_equal(aff__seq_committed(s), p.total);
+        }
+        must(aff__seq_grow(s, 200000, &err));
+        const int64_t before = resident_kib();
+        const uint64_t had = aff__seq_committed(s);
+        must(aff__seq_grow(s, 700000, &err));
+        must(aff__seq_plan(&p, n, aff__seq_backed(s), &err));
+        assert_int_equal(aff__seq_committed(s), p.total);
+        /* It is there, not promised. */
+        const double grew = (double)(resident_kib() - before) * 1024 / (double)(p.total - had);
+        assert_true(grew > 0.98 && grew < 1.02);
+        assert_int_equal(aff__seq_grow(s, 1048577, &err), AFF_E_LIMIT);
+        /* A new sequence gives back what the old one needed beyond --kv-commit. */
+        aff__seq_reset(s);
+        assert_int_equal(aff__seq_backed(s), 0);
+        assert_true(resident_kib() < before);
+        aff__seq_free(s);
+        aff__runner_free(r);
+        aff__net_close(n);
+    }
+}
+
+/* The system refuses memory: the pass fails with one line, nothing is lost, and with memory it goes on to the same result. */
+static void test_growth_refused(void **state)
+{
+    aff_net *n = open_net(ckpt, AFF_SIM);
+    aff_runner *r;
+    aff_seq *s, *t;
+    float a[V], b[V];
+    struct rlimit was, now;
+    must(aff__runner_create(&r, n, 1, &err));
+    must(aff__seq_create(&t, n, 400, &err));
+    must(feed(r, t, ids, 150, a));
+    must(aff__seq_open(&s, n, &(aff_seq_options){.size = 4096, .commit = 100, .margin = 1000}, &err));
+    must(feed(r, s, ids, 90, NULL));
+    assert_int_equal(getrlimit(RLIMIT_DATA, &was), 0);
+    now = was;
+    now.rlim_cur = 4096; /* far below what there is: no page more */
+    assert_int_equal(setrlimit(RLIMIT_DATA, &now), 0);
+    for (int i = 0; i < 3; i++) {
+        const aff_status st = feed(r, s, ids + 90, 60, b);
+        assert_int_equal(st, AFF_E_NOMEM);
+        assert_non_null(strstr(err.msg, "refuses memory for positions 100 to 150"));
+        assert_int_equal(aff__seq_pos(s), 90);
+        assert_int_equal(aff__seq_backed(s), 100);
+    }
+    const aff_status inside = feed(r, s, ids + 90, 10, b); /* what is backed still works */
+    assert_int_equal(setrlimit(RLIMIT_DATA, &was), 0);
+    assert_int_equal(inside, AFF_OK);
+    must(feed(r, s, ids + 100, 50, b));
+    assert_memory_equal(a, b, sizeof a);
+    aff_seq_plan p;
+    must(aff__seq_plan(&p, n, aff__seq_backed(s), &err));
+    assert_int_equal(aff__seq_committed(s), p.total);
+    aff__seq_free(s);
+    aff__seq_free(t);
     aff__runner_free(r);
     aff__net_close(n);
 }
@@ -200,6 +306,7 @@ static int remove_root(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_limits), cmocka_unit_test(test_rollback_limits),
-                                       cmocka_unit_test(test_huge_context), cmocka_unit_test(test_failed_pass)};
+                                       cmocka_unit_test(test_huge_context), cmocka_unit_test(test_plan),
+                                       cmocka_unit_test(test_growth_refused), cmocka_unit_test(test_failed_pass)};
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

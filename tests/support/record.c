@@ -134,7 +134,7 @@ void counts_judge(const char *model, const char *mode, const char *tensor, int64
 {
     if (record_verbose)
         printf("%-10s %-6s %-32s %10s %10lld %7lld  equal%s\n", model, mode, tensor,
-               "differ:", (long long)(wrong + near), (long long)compared, near ? " (near ties only)" : "");
+               "differ:", (long long)(wrong + near), (long long)compared, near ? " (near ties or flips)" : "");
     if (!compared) fail_msg("%s %s %s: nothing was compared", model, mode, tensor);
     if (wrong) fail_msg("%s %s %s: %lld of %lld differ", model, mode, tensor, (long long)wrong, (long long)compared);
 }

@@ -1,6 +1,6 @@
 /* attend_simd.h - attention of one position and index scores over simd16.h, included once per instruction set.
  *
- * All heads share the key rows, so a few heads go through a cut together: first their scores, a few keys at a time;
+ * All heads share the key rows, so a few heads go through the cut together: first their scores, a few keys at a time;
  * then the weighted sum, a strip of columns at a time, whose lanes stay in registers over the whole cut. A cut of 64
  * keys of 512 columns is 128 KiB and stays in L2 while all heads pass over it. */
 #include "backend/cpu/simd16.h"
@@ -103,44 +103,49 @@ AFF__INLINE void at_cut(at_heads *s, int H, const float *q, int D, const float *
     if (d < D) at_strip(s, H, 1, key, n, d, D - d, V, D);
 }
 
-AFF__INLINE void at_some(int H, const float *q, int D, const float *const *key, int n, const float *sink, float scale,
+AFF__INLINE void at_some(int H, const float *q, int D, const float *const *key, int n, float scale, float *M, float *Z,
                          float *V)
 {
     at_heads s = {0};
-    for (int i = 0; i < H; i++) s.M[i] = sink[i], s.Z[i] = 1.0f;
-    for (int64_t d = 0; d < (int64_t)H * D; d++) V[d] = 0.0f;
-    for (int j = 0; j < n; j += AFF__KEY_CUT) at_cut(&s, H, q, D, key + j, aff__min_int(AFF__KEY_CUT, n - j), scale, V);
-    for (int i = 0; i < H; i++)
-        for (int d = 0; d < D; d++) V[(int64_t)i * D + d] /= s.Z[i];
+    for (int i = 0; i < H; i++) s.M[i] = M[i], s.Z[i] = Z[i];
+    at_cut(&s, H, q, D, key, n, scale, V);
+    for (int i = 0; i < H; i++) M[i] = s.M[i], Z[i] = s.Z[i];
 }
 
-static void attend_group(const float *q, int D, const float *const *key, int n, const float *sink, float scale,
-                         float *o)
+static void attend_group(const float *q, int D, const float *const *key, int n, float scale, float *M, float *Z,
+                         float *V)
 {
-    at_some(AT_HEADS, q, D, key, n, sink, scale, o);
+    at_some(AT_HEADS, q, D, key, n, scale, M, Z, V);
 }
-static void attend_one(const float *q, int D, const float *const *key, int n, const float *sink, float scale, float *o)
+static void attend_one(const float *q, int D, const float *const *key, int n, float scale, float *M, float *Z, float *V)
 {
-    at_some(1, q, D, key, n, sink, scale, o);
+    at_some(1, q, D, key, n, scale, M, Z, V);
 }
 
-static void attend_simd(const float *q, int heads, int D, const float *const *key, int n, const float *sink,
-                        float scale, float *o)
+static void attend_simd(const float *q, int heads, int D, const float *const *key, int n, float scale, float *M,
+                        float *Z, float *V)
 {
     int h = 0;
     for (; h + AT_HEADS <= heads; h += AT_HEADS)
-        attend_group(q + (int64_t)h * D, D, key, n, sink + h, scale, o + (int64_t)h * D);
-    for (; h < heads; h++) attend_one(q + (int64_t)h * D, D, key, n, sink + h, scale, o + (int64_t)h * D);
+        attend_group(q + (int64_t)h * D, D, key, n, scale, M + h, Z + h, V + (int64_t)h * D);
+    for (; h < heads; h++) attend_one(q + (int64_t)h * D, D, key, n, scale, M + h, Z + h, V + (int64_t)h * D);
 }
 
 /* Sixteen keys g at a time are the lanes of the sum over heads. */
-static void index_scores_simd(const float *iq, const float *w, int heads, int D, const float *ik, int64_t ld_ik, int n,
+static void index_scores_simd(const float *iq, const float *w, int heads, const aff_rowfmt *f, const uint8_t *ik, int n,
                               float *score)
 {
+    _Alignas(64) float buf[16 * AFF__HADAMARD_MAX]; /* a coded key is no wider than the transform in front of it */
+    const int D = f->n;
     for (int g = 0; g < n; g += 16) {
         int live = aff__min_int(16, n - g), h = 0;
         const float *key[16];
-        for (int j = 0; j < 16; j++) key[j] = ik + (g + aff__min_int(j, live - 1)) * ld_ik;
+        for (int j = 0; j < live; j++) {
+            const uint8_t *row = ik + (int64_t)(g + j) * f->bytes;
+            key[j] = f->coded ? buf + j * D : (const float *)(const void *)row;
+            if (f->coded) row_simd(f, row, buf + j * D);
+        }
+        for (int j = live; j < 16; j++) key[j] = key[live - 1];
         v16 s = v16_zero();
         for (; h < heads; h += AT_HEADS) {
             float dots[AT_HEADS][16];

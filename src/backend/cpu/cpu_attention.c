@@ -1,5 +1,6 @@
 /* Attention around its core: rope, KV rows, compressors, indexer (spec model-v4 section 7). */
 #include "backend/cpu/cpu.h"
+#include "backend/cpu/inner.h"
 #include "backend/mathfn.h"
 #include "quant/numbers.h"
 #include <math.h>
@@ -104,7 +105,7 @@ void aff__cpu_raw_store(aff_backend *b, const aff_rowset *rs, const float *kv, i
 {
     for (int t = 0; t < rs->n; t++) {
         const aff_layer_state *s = rs->state[t];
-        memcpy(s->raw + (rs->pos[t] % s->raw_size) * D, kv + (int64_t)t * D, (size_t)D * sizeof *kv);
+        aff__row_encode(s->row, kv + (int64_t)t * D, (uint8_t *)s->raw + rs->pos[t] % s->raw_size * s->row->bytes);
     }
 }
 
@@ -145,9 +146,8 @@ static void compress_row(void *ctx, int64_t t, int thread)
     const int64_t g = pos / c->ratio;
     const int d = c->dim, n_old = c->overlap && g > 0 ? c->ratio : 0, n = n_old + c->ratio;
     aff_layer_state *s = j->rs->state[t];
-    float *row = (c->index ? s->ikey : s->comp) + g * d;
     const float **pc = aff__cpu_scratch(j->cpu, thread), **pz = pc + n;
-    float *cs = (float *)(pz + n), *sn = cs + j->rope->pairs;
+    float *cs = (float *)(pz + n), *sn = cs + j->rope->pairs, *row = sn + j->rope->pairs;
     for (int i = 0; i < n; i++) {
         /* With overlap the first half of a projection serves the NEXT group, the second half its own. */
         projection(j, t, g * c->ratio - n_old + i, &pc[i], &pz[i]);
@@ -175,6 +175,8 @@ static void compress_row(void *ctx, int64_t t, int thread)
         aff__hadamard(row, d);
         aff__a4(row, d);
     }
+    const aff_rowfmt *f = c->index ? s->key : s->row;
+    aff__row_encode(f, row, (uint8_t *)(c->index ? s->ikey : s->comp) + g * f->bytes);
 }
 
 void aff__cpu_compress(aff_backend *b, const aff_compressor *c, const aff_rope *rope, const aff_rowset *rs, const float *cp, float *zp)
@@ -203,23 +205,51 @@ typedef struct {
     const float *iq, *w;
     int heads, dim, ratio, topk, max_groups;
     int *sel;
+    int64_t row; /* score_task: the row at work, its scores, its scaled weights */
+    float *score, *weight;
 } select_job;
 
+static void scale_weights(const select_job *j, int64_t t, float *w)
+{
+    const float f = 1.0f / sqrtf((float)j->dim * (float)j->heads);
+    for (int h = 0; h < j->heads; h++) w[h] = j->w[t * j->heads + h] * f;
+}
+
+static int group_count(const select_job *j, int64_t t) { return (int)((j->rs->pos[t] + 1) / j->ratio); }
+
+static bool takes_all(const select_job *j, int64_t t)
+{
+    const int n = group_count(j, t);
+    for (int g = 0; g < n && n <= j->topk; g++) j->sel[t * j->topk + g] = g;
+    return n <= j->topk;
+}
+
+static void score_groups(const select_job *j, int64_t t, int from, int n, const float *w, float *score)
+{
+    const aff_layer_state *s = j->rs->state[t];
+    aff__cpu_index_scores(j->iq + t * j->heads * j->dim, w, j->heads, s->key, (const uint8_t *)s->ikey + (int64_t)from * s->key->bytes, n, score);
+}
+
+/* A row a task: scratch is [groups] scores, [heads] weights, [groups] for the choice. */
 static void select_row(void *ctx, int64_t t, int thread)
 {
     const select_job *j = ctx;
-    const int n = (int)((j->rs->pos[t] + 1) / j->ratio);
-    int *sel = j->sel + t * j->topk;
-    if (n <= j->topk) {
-        for (int g = 0; g < n; g++) sel[g] = g;
-        return;
-    }
+    if (takes_all(j, t)) return;
     float *score = aff__cpu_scratch(j->cpu, thread), *w = score + j->max_groups;
-    int *order = (int *)(w + j->heads);
-    const float f = 1.0f / sqrtf((float)j->dim * (float)j->heads);
-    for (int h = 0; h < j->heads; h++) w[h] = j->w[t * j->heads + h] * f;
-    aff__cpu_index_scores(j->iq + t * j->heads * j->dim, w, j->heads, j->dim, j->rs->state[t]->ikey, j->dim, n, score);
-    aff__cpu_topk(score, n, j->topk, sel, order);
+    const int n = group_count(j, t);
+    scale_weights(j, t, w);
+    score_groups(j, t, 0, n, w, score);
+    aff__cpu_topk(score, n, j->topk, j->sel + t * j->topk, (int *)(w + j->heads));
+}
+
+enum { SCORE_PIECE = 4096 };
+
+/* A piece of one row's groups a task: all threads have work when rows are few and the context is long. */
+static void score_task(void *ctx, int64_t piece, int thread)
+{
+    const select_job *j = ctx;
+    const int from = (int)piece * SCORE_PIECE, left = group_count(j, j->row) - from;
+    score_groups(j, j->row, from, left < SCORE_PIECE ? left : SCORE_PIECE, j->weight, j->score + from);
 }
 
 aff_status aff__cpu_index_select(aff_backend *b, const aff_rowset *rs, const float *iq, const float *w, int heads, int dim, int ratio, int topk,
@@ -230,7 +260,19 @@ aff_status aff__cpu_index_select(aff_backend *b, const aff_rowset *rs, const flo
     aff_cpu *c = aff__cpu_of(b);
     AFF_TRY(aff__cpu_reserve(c, (uint64_t)groups * 8 + (uint64_t)heads * 4, err));
     select_job j = {c, rs, iq, w, heads, dim, ratio, topk, (int)groups, sel};
-    aff__pool_run(c->pool, select_row, &j, rs->n);
+    if (rs->n >= 2 * aff__pool_threads(c->pool) || groups < 2 * SCORE_PIECE) {
+        aff__pool_run(c->pool, select_row, &j, rs->n);
+        return AFF_OK;
+    }
+    j.score = aff__cpu_scratch(c, 0);
+    j.weight = j.score + groups;
+    for (j.row = 0; j.row < rs->n; j.row++) {
+        if (takes_all(&j, j.row)) continue;
+        const int n = group_count(&j, j.row);
+        scale_weights(&j, j.row, j.weight);
+        aff__pool_run(c->pool, score_task, &j, (n + SCORE_PIECE - 1) / SCORE_PIECE);
+        aff__cpu_topk(j.score, n, topk, sel + j.row * topk, (int *)(j.weight + heads));
+    }
     return AFF_OK;
 }
 
@@ -244,34 +286,31 @@ typedef struct {
     float *o;
 } attend_job;
 
-static int key_count(const aff_keyset *k) { return k->n_raw + k->n_comp + k->n_extra; }
-
 static void attend_task(void *ctx, int64_t task, int thread)
 {
     const attend_job *j = ctx;
     const int64_t t = task / j->parts;
     const int h0 = (int)(task % j->parts) * j->part, nh = h0 + j->part < j->heads ? j->part : j->heads - h0, D = j->D;
-    const aff_keyset *k = &j->keys[t];
-    const float **key = aff__cpu_scratch(j->cpu, thread);
-    float *cs = (float *)(key + key_count(k)), *sn = cs + j->rope->pairs;
-    int n = 0;
-    for (int i = 0; i < k->n_raw; i++) key[n++] = k->raw + (k->lo + i) % k->raw_size * D;
-    for (int i = 0; i < k->n_comp; i++) key[n++] = k->comp + (int64_t)(k->sel ? k->sel[i] : i) * D;
-    for (int i = 0; i < k->n_extra; i++) key[n++] = k->extra + (int64_t)i * D;
+    float *buf = aff__cpu_scratch(j->cpu, thread), *cs = buf + (int64_t)AFF__KEY_CUT * D, *sn = cs + j->rope->pairs;
     float *o = j->o + (t * j->heads + h0) * D;
-    aff__cpu_attend(j->q + (t * j->heads + h0) * D, nh, D, key, n, j->sink + h0, (float)(1.0 / sqrt((double)D)), o);
+    aff__cpu_attend_keys(j->q + (t * j->heads + h0) * D, nh, D, &j->keys[t], j->sink + h0, (float)(1.0 / sqrt((double)D)), buf, o);
     rope_table(j->rope, j->pos[t], cs, sn);
     for (int h = 0; h < nh; h++) rotate(o + (int64_t)h * D, D, j->rope, cs, sn, -1);
+}
+
+/* Heads of one task: as many as leave every thread two tasks, since each task brings the keys to float32 again; 8 at least. */
+static int heads_of_task(int T, int heads, int threads)
+{
+    const int part = (int)((int64_t)T * heads / (2 * threads)) / 4 * 4;
+    return heads < 8 || part > heads ? heads : part < 8 ? 8 : part;
 }
 
 aff_status aff__cpu_attend_rows(aff_backend *b, const float *q, int T, int heads, int D, const aff_keyset *keys, const float *sink, const aff_rope *rope,
                                 const int64_t *pos, float *o, aff_error *err)
 {
     aff_cpu *c = aff__cpu_of(b);
-    int most = 0;
-    for (int t = 0; t < T; t++) most = key_count(&keys[t]) > most ? key_count(&keys[t]) : most;
-    AFF_TRY(aff__cpu_reserve(c, (uint64_t)most * sizeof(float *) + (uint64_t)rope->pairs * 8, err));
-    const int part = T >= 2 * aff__pool_threads(c->pool) ? heads : heads < 8 ? heads : 8;
+    AFF_TRY(aff__cpu_reserve(c, ((uint64_t)AFF__KEY_CUT * (uint64_t)D + 2 * (uint64_t)rope->pairs) * sizeof(float), err));
+    const int part = heads_of_task(T, heads, aff__pool_threads(c->pool));
     attend_job j = {c, q, sink, heads, D, part, (heads + part - 1) / part, keys, rope, pos, o};
     aff__pool_run(c->pool, attend_task, &j, (int64_t)T * j.parts);
     return AFF_OK;

@@ -123,6 +123,7 @@ static void up_task(void *ctx, int64_t task, int thread)
         for (int t = 0; t < n; t++) {
             int64_t e = first + t;
             m->in->swiglu(gate[t], up[t], p->weight[e], m->shape->swiglu_limit, r1 - r0);
+            if (p->h) memcpy(p->h + e * inter + r0, gate[t], (size_t)(r1 - r0) * sizeof(float));
             if (m->fast)
                 m->hs[e * m->gh + r0 / BLOCK] = m->in->quantise(gate[t], r1 - r0, m->hq + e * inter + r0);
             else

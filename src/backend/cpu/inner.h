@@ -5,6 +5,7 @@
 #define AFF_BACKEND_CPU_INNER_H
 #include "backend/types.h"
 #include "quant/numbers.h"
+#include "quant/rows.h"
 
 enum { AFF__LANES = 16, AFF__ROWS_MAX = 32, AFF__KEY_CUT = 64, AFF__QUANT_GROUP = 128 };
 
@@ -22,10 +23,14 @@ typedef struct aff__cpu_inner {
     void (*scale)(float *y, float a, int n);
     /* y = x rounded to bf16 (nearest even), as float32. */
     void (*round_bf16)(const float *x, float *y, int n);
-    void (*attend)(const float *q, int heads, int D, const float *const *key, int n, const float *sink, float scale,
-                   float *o);
-    void (*index_scores)(const float *iq, const float *w, int heads, int D, const float *ik, int64_t ld_ik, int n,
+    /* One cut of n <= AFF__KEY_CUT keys for every head, merged into (M, Z, V): M[heads], Z[heads], V[heads][D]. */
+    void (*attend)(const float *q, int heads, int D, const float *const *key, int n, float scale, float *M, float *Z,
+                   float *V);
+    /* Keys are rows in format f, f->n = width of a query. */
+    void (*index_scores)(const float *iq, const float *w, int heads, const aff_rowfmt *f, const uint8_t *ik, int n,
                          float *score);
+    /* A row of a sequence's state as float32. */
+    void (*row)(const aff_rowfmt *f, const uint8_t *row, float *x);
     /* g[i] = weight * ((a * sigmoid(a)) * b), a = min(g[i], limit), b = u[i] clamped to +-limit; limit <= 0: no clamp.
      */
     void (*swiglu)(float *g, const float *u, float weight, float limit, int n);

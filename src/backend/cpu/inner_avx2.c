@@ -1,6 +1,7 @@
 /* The kernels over simd16.h, compiled for AVX2, FMA and F16C. */
 #if defined(__x86_64__)
 #include "backend/cpu/inner_scalar.h"
+#include "backend/cpu/rows_simd.h"
 #include "backend/cpu/attend_simd.h"
 #include "backend/cpu/experts_simd.h"
 #include "backend/cpu/matmul_simd.h"
@@ -16,6 +17,7 @@ const aff__cpu_inner aff__cpu_inner_avx2 = {
     .round_bf16 = round_bf16_simd,
     .attend = attend_simd,
     .index_scores = index_scores_simd,
+    .row = row_simd,
     .swiglu = swiglu_simd,
     .quantise = quantise_simd,
 };

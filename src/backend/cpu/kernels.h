@@ -33,9 +33,13 @@ void aff__cpu_scale(float *y, float a, int n);                    /* y *= a */
  * order into a running (M, Z, V) that starts from (sink, 1, 0): M' = max(M, m); a = exp(M-M'), b = exp(m-M');
  * Z = fmaf(Z, a, z*b); V[d] = fmaf(V[d], a, v[d]*b). o = V / Z. scores s = dot(q, k) * scale. n may be 0 (o = 0). */
 void aff__cpu_attend(const float *q, int heads, int D, const float *const *key, int n, const float *sink, float scale, float *o);
+/* The same over a key list as stored. Each cut's rows go to float32 in buf [AFF__KEY_CUT][D] once for all heads, so the bits are
+ * those of float32 rows. */
+void aff__cpu_attend_keys(const float *q, int heads, int D, const aff_keyset *keys, const float *sink, float scale, float *buf, float *o);
 
-/* Index scores of one query (spec 7.4): score[g] = sum_h w[h] * max(0, dot(iq[h], ik[g])), h ascending, fmaf. */
-void aff__cpu_index_scores(const float *iq, const float *w, int heads, int D, const float *ik, int64_t ld_ik, int n, float *score);
+/* Index scores of one query (spec 7.4): score[g] = sum_h w[h] * max(0, dot(iq[h], ik[g])), h ascending, fmaf.
+ * ik: n rows in format f, f->n values each. */
+void aff__cpu_index_scores(const float *iq, const float *w, int heads, const aff_rowfmt *f, const void *ik, int n, float *score);
 
 /* The top k of score[0..n) as ascending indices; ties go to the lower index; n <= k selects all. Returns the count. NaN counts
  * as the lowest value. scratch: n ints. */

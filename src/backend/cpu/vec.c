@@ -16,6 +16,7 @@ const aff__cpu_inner aff__cpu_inner_scalar = {
     .round_bf16 = aff__round_bf16_scalar,
     .attend = aff__attend_scalar,
     .index_scores = aff__index_scores_scalar,
+    .row = aff__row_decode,
     .swiglu = aff__swiglu_scalar,
     .quantise = aff__quantise_scalar,
 };
