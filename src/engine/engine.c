@@ -101,6 +101,8 @@ static void end_job(aff_job *j, aff_status status, aff_stop stop, const aff_erro
 void aff__slot_finish(aff_engine *e, aff_slot *s, aff_status status, aff_stop stop, const aff_error *err)
 {
     aff_job *j = s->job;
+    /* Between passes all that has run is the text's: what was rejected has been rolled back. */
+    if (status == AFF_OK && e->o.cache.publish && aff__seq_pos(s->seq) > 0) e->o.cache.publish(e->o.cache.ctx, s->seq, j->ids);
     pthread_mutex_lock(&e->lock);
     s->job = NULL;
     pthread_mutex_unlock(&e->lock);
@@ -317,6 +319,8 @@ static void prompt_done(aff_engine *e, aff_slot *s)
     aff_job *j = s->job;
     j->out.prefill_ns = now - j->started;
     j->answering = now;
+    /* The same prompt again, or another answer to it, can start here. */
+    if (j->r.n_predict && j->out.prefilled && e->o.cache.publish) e->o.cache.publish(e->o.cache.ctx, s->seq, j->ids);
     if (j->r.n_predict)
         s->phase = AFF_ANSWER;
     else
@@ -366,15 +370,32 @@ static void prompt_pass(aff_engine *e, aff_slot *s, bool answers)
 
 /* ---- a step ---- */
 
+/* As much of the prompt as the cache knows, but no row that somebody wants to see. */
+static aff_status restore(aff_engine *e, aff_slot *s, aff_error *err)
+{
+    aff_job *j = s->job;
+    int64_t most = prompt_rows(j);
+    if (j->ev.logits && j->r.logits_from < most) most = j->r.logits_from;
+    if (!e->o.cache.restore || most < 1) return AFF_OK;
+    AFF_TRY(e->o.cache.restore(e->o.cache.ctx, s->seq, j->ids, j->r.n_prompt, most, err));
+    j->out.restored = aff__seq_pos(s->seq);
+    return AFF_OK;
+}
+
 static void start(aff_engine *e, aff_slot *s)
 {
     aff_job *j = s->job;
+    aff_error err = {0};
     aff__seq_reset(s->seq);
     aff__draft_reset(s);
     s->phase = AFF_PREFILL;
     s->turn = 0; /* a new request is the next in turn */
     j->started = aff__now_ns();
-    if (prompt_rows(j) == 0) prompt_done(e, s);
+    const aff_status st = restore(e, s, &err);
+    if (st != AFF_OK)
+        aff__slot_finish(e, s, st, AFF_STOP_CALLER, &err);
+    else if (aff__seq_pos(s->seq) == prompt_rows(j))
+        prompt_done(e, s);
 }
 
 /* Takes a cancelled job out of the queue, NULL when there is none. */

@@ -22,6 +22,17 @@ enum { AFF_MAX_SLOTS = 64, AFF_WIDTH_AUTO = -1 };
  * place of the model's draft. */
 typedef int (*aff_propose_fn)(void *ctx, const int32_t *ids, int64_t n, int32_t *draft, float *conf);
 
+/* Where beginnings of texts are kept between requests (state/prefix.h behind it; functions, so that the engine can be tested without
+ * files). On the engine thread. */
+typedef struct aff_engine_cache {
+    void *ctx;
+    /* Empties the sequence and brings it to the longest known beginning of ids[0..n) of at most `most` positions. An error ends the
+     * request. */
+    aff_status (*restore)(void *ctx, aff_seq *seq, const int32_t *ids, int64_t n, int64_t most, aff_error *err);
+    /* The sequence has run exactly ids[0..pos), none of which will be taken back. */
+    void (*publish)(void *ctx, const aff_seq *seq, const int32_t *ids);
+} aff_engine_cache;
+
 typedef struct aff_engine_options {
     int threads;     /* <= 0: one per CPU */
     int slots;       /* sequences held at a time, at most AFF_MAX_SLOTS; 0: 4 */
@@ -31,6 +42,7 @@ typedef struct aff_engine_options {
     int width;       /* drafted tokens a pass and sequence, 0 .. AFF_MAX_WIDTH, or AFF_WIDTH_AUTO; without a draft: 0 */
     aff_propose_fn propose; /* NULL: the network's draft, if it has one */
     void *propose_ctx;
+    aff_engine_cache cache; /* functions NULL: none */
     void (*warn)(void *ctx, const char *line); /* one line that a person should see; NULL allowed. On the engine thread */
     void *warn_ctx;
 } aff_engine_options;
@@ -47,6 +59,7 @@ typedef enum aff_stop { AFF_STOP_LENGTH, AFF_STOP_EOS, AFF_STOP_CONTEXT, AFF_STO
 typedef struct aff_outcome {
     aff_stop stop;
     int64_t prefilled, decoded; /* rows run as prompt; tokens chosen */
+    int64_t restored;           /* prompt rows that came out of the cache instead */
     uint64_t prefill_ns, decode_ns; /* from its slot to the last prompt row, from there to the end */
 } aff_outcome;
 

@@ -14,18 +14,22 @@ typedef struct {
     const char *name, *key;
     int head_dim, rope_dim, q_rank, o_rank, index_heads, index_dim, hash_layers;
     double swiglu_limit;
+    int skipped, layers; /* layers are those of `ratios` from `skipped` on */
+    int window, top_k, positions;
+    const int *taps;
 } model;
-
-static const model models[] = {
-    {"toy", "toy.7", 64, 16, 64, 32, 4, 32, 2, 10.0},
-    {"kernel", "kernel.11", 512, 64, 128, 64, 8, 128, 3, 10.0},
-    {"toy-clamp", "toy.7", 64, 16, 64, 32, 4, 32, 2, 0.5},
-};
 
 /* Fields that all models share. */
 enum { VOCAB = 512, HIDDEN = 256, LAYERS = 8, EXPERTS = 16, TOP_K = 4, WIDTH = 128, HEADS = 8, GROUPS = 4 };
 static const int ratios[LAYERS + STAGES] = {0, 0, 4, 128, 4, 128, 4, 0, 0, 0, 0};
-static const int taps[TAPS] = {3, 5, 7};
+static const int taps[TAPS] = {3, 5, 7}, low_taps[TAPS] = {0, 1, 2};
+
+static const model models[] = {
+    {"toy", "toy.7", 64, 16, 64, 32, 4, 32, 2, 10.0, 0, LAYERS, 16, 16, 65536, taps},
+    {"kernel", "kernel.11", 512, 64, 128, 64, 8, 128, 3, 10.0, 0, LAYERS, 16, 16, 65536, taps},
+    {"toy-clamp", "toy.7", 64, 16, 64, 32, 4, 32, 2, 0.5, 0, LAYERS, 16, 16, 65536, taps},
+    {"long", "long.1", 512, 64, 128, 64, 4, 128, 0, 10.0, 1, 3, 128, 512, 1048576, low_taps},
+};
 
 typedef enum { KIND_BF16, KIND_F32, KIND_I64, KIND_FP8, KIND_FP4 } kind; /* how a logical tensor is stored */
 typedef enum { T_I64, T_F32, T_BF16, T_E4M3, T_E8M0, T_I8 } dtype;
@@ -302,9 +306,9 @@ static void list_tensors(tensor_list *l, const model *m)
     add(l, "", "embed.weight", KIND_BF16, VOCAB, HIDDEN);
     add(l, "", "head.weight", KIND_BF16, VOCAB, HIDDEN);
     add_head(l, "");
-    for (int i = 0; i < LAYERS; i++) {
+    for (int i = 0; i < m->layers; i++) {
         snprintf(p, sizeof p, "layers.%d.", i);
-        add_block(l, m, p, ratios[i], i < m->hash_layers);
+        add_block(l, m, p, ratios[m->skipped + i], i < m->hash_layers);
     }
     for (int s = 0; s < STAGES; s++) {
         snprintf(p, sizeof p, "mtp.%d.", s);
@@ -459,17 +463,21 @@ static int write_config(const model *m, const char *dir)
     if (f == NULL) return -1;
     fprintf(f, "{\n  \"architectures\": [\n    \"DeepseekV4ForCausalLM\"\n  ],\n");
     fprintf(f, "  \"model_type\": \"deepseek_v4\",\n  \"torch_dtype\": \"bfloat16\",\n");
-    fprintf(f, "  \"vocab_size\": %d,\n  \"hidden_size\": %d,\n  \"num_hidden_layers\": %d,\n", VOCAB, HIDDEN, LAYERS);
+    fprintf(f, "  \"vocab_size\": %d,\n  \"hidden_size\": %d,\n  \"num_hidden_layers\": %d,\n", VOCAB, HIDDEN, m->layers);
     fprintf(f, "  \"num_attention_heads\": %d,\n  \"num_key_value_heads\": 1,\n  \"head_dim\": %d,\n", HEADS,
             m->head_dim);
     fprintf(f, "  \"qk_rope_head_dim\": %d,\n  \"q_lora_rank\": %d,\n", m->rope_dim, m->q_rank);
-    fprintf(f, "  \"o_groups\": %d,\n  \"o_lora_rank\": %d,\n  \"sliding_window\": 16,\n", GROUPS, m->o_rank);
-    put_ints(f, "compress_ratios", ratios, LAYERS + STAGES);
+    fprintf(f, "  \"o_groups\": %d,\n  \"o_lora_rank\": %d,\n  \"sliding_window\": %d,\n", GROUPS, m->o_rank,
+            m->window);
+    int ratio[LAYERS + STAGES] = {0}; /* the draft's are 0 */
+    memcpy(ratio, ratios + m->skipped, (size_t)m->layers * sizeof *ratio);
+    put_ints(f, "compress_ratios", ratio, m->layers + STAGES);
     fprintf(f, "  \"rope_theta\": 10000,\n  \"compress_rope_theta\": 160000,\n  \"rope_scaling\": {\n");
     fprintf(f, "    \"type\": \"yarn\",\n    \"factor\": 16,\n    \"original_max_position_embeddings\": 64,\n");
-    fprintf(f, "    \"beta_fast\": 32,\n    \"beta_slow\": 1\n  },\n  \"max_position_embeddings\": 65536,\n");
+    fprintf(f, "    \"beta_fast\": 32,\n    \"beta_slow\": 1\n  },\n  \"max_position_embeddings\": %d,\n",
+            m->positions);
     fprintf(f, "  \"index_n_heads\": %d,\n  \"index_head_dim\": %d,\n", m->index_heads, m->index_dim);
-    fprintf(f, "  \"index_topk\": 16,\n  \"hc_mult\": %d,\n  \"hc_sinkhorn_iters\": 20,\n", HC);
+    fprintf(f, "  \"index_topk\": %d,\n  \"hc_mult\": %d,\n  \"hc_sinkhorn_iters\": 20,\n", m->top_k, HC);
     fprintf(f, "  \"hc_eps\": 1e-06,\n  \"rms_norm_eps\": 1e-06,\n");
     fprintf(f, "  \"n_routed_experts\": %d,\n  \"num_experts_per_tok\": %d,\n", EXPERTS, TOP_K);
     fprintf(f, "  \"n_shared_experts\": 1,\n  \"moe_intermediate_size\": %d,\n", WIDTH);
@@ -484,7 +492,7 @@ static int write_config(const model *m, const char *dir)
     fprintf(f, "  \"tie_word_embeddings\": false,\n  \"attention_bias\": false,\n  \"attention_dropout\": 0.0,\n");
     fprintf(f, "  \"bos_token_id\": 0,\n  \"eos_token_id\": 1,\n  \"num_nextn_predict_layers\": 1,\n");
     fprintf(f, "  \"dspark_block_size\": %d,\n  \"dspark_noise_token_id\": %d,\n", BLOCK, NOISE_TOKEN);
-    put_ints(f, "dspark_target_layer_ids", taps, TAPS);
+    put_ints(f, "dspark_target_layer_ids", m->taps, TAPS);
     fprintf(f, "  \"dspark_markov_rank\": %d\n}\n", MARKOV_RANK);
     return close_file(f);
 }

@@ -9,7 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Writes model `name` ("toy", "toy-clamp", "kernel") as a release directory: config.json, three shards, index.
+/* Writes model `name` ("toy", "toy-clamp", "kernel"; "long": layers 0, 4, 128 with real row widths and 1,048,576
+ * positions, no golden data) as a release directory: config.json, three shards, index.
  * `dir` is created if its parent exists; files in it are replaced. About 15 MB (toy) or 30 MB (kernel).
  * Returns 0, or -1 with a line on stderr. */
 int aff_test_write_parity_model(const char *name, const char *dir);

@@ -298,11 +298,11 @@ static void attend_task(void *ctx, int64_t task, int thread)
     for (int h = 0; h < nh; h++) rotate(o + (int64_t)h * D, D, j->rope, cs, sn, -1);
 }
 
-/* Heads of one task: as many as leave every thread two tasks, since each task brings the keys to float32 again; 8 at least. */
+/* Heads of one task: as many as leave every thread two tasks, since each task brings the keys to float32 again; 4 at least. */
 static int heads_of_task(int T, int heads, int threads)
 {
-    const int part = (int)((int64_t)T * heads / (2 * threads)) / 4 * 4;
-    return heads < 8 || part > heads ? heads : part < 8 ? 8 : part;
+    const int part = (int)((int64_t)T * heads / threads) / 8 * 4;
+    return heads <= 4 || part > heads ? heads : part < 4 ? 4 : part;
 }
 
 aff_status aff__cpu_attend_rows(aff_backend *b, const float *q, int T, int heads, int D, const aff_keyset *keys, const float *sink, const aff_rope *rope,

@@ -40,7 +40,8 @@ static void row_simd(const aff_rowfmt *f, const uint8_t *row, float *x)
         for (int i = 0; i < f->coded; i += 32)
             e2m1_load32(row + i / 2, v16_set1(aff__e8m0_to_f32(scale[i / AFF__A4_GROUP])), x + i);
     }
-    memcpy(x + f->coded, row + f->floats, (size_t)(f->tail - f->floats));
+    if (f->tail > f->floats) memcpy(x + f->coded, row + f->floats, (size_t)(f->tail - f->floats));
+    if (!f->bf16) return;
     const uint8_t *tail = row + f->tail;
     float *y = x + f->n - f->bf16;
     int i = 0;

@@ -78,8 +78,51 @@ static uint32_t order_key(float f)
     return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-/* Radix selection from the top byte down: after each round `prefix` holds the leading bytes of the k-th largest key,
- * and `want` how many of the keys with that prefix are still to be taken. Four passes, whatever the data. */
+/* The float with this key; of both zeros +0. */
+static float key_value(uint32_t key)
+{
+    return aff__bits_f32(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+
+enum { HIGH_BITS = 11, LOW_SHIFT = 32 - HIGH_BITS, BINS = 1 << HIGH_BITS };
+
+/* The bin that holds the want-th largest of the counted keys; *want becomes its place in that bin. */
+static uint32_t bin_of(const int *count, int *want)
+{
+    uint32_t digit = BINS - 1;
+    while (count[digit] < *want) *want -= count[digit--];
+    return digit;
+}
+
+/* The leading bits of all keys. Four tables, so that equal neighbours do not wait for each other's count. */
+static uint32_t high_digit(const float *score, int n, int *want)
+{
+    int count[4][BINS] = {0};
+    for (int i = 0; i < n; i++) count[i & 3][order_key(score[i]) >> LOW_SHIFT]++;
+    for (int i = 0; i < BINS; i++) count[0][i] += count[1][i] + count[2][i] + count[3][i];
+    return bin_of(count[0], want);
+}
+
+/* Keys with those leading bits; blocks without any, nearly all, are passed over by comparing floats. */
+static int gather(const float *score, int n, uint32_t digit, int *keys)
+{
+    const float lo = key_value(digit << LOW_SHIFT), hi = key_value(digit << LOW_SHIFT | ((1u << LOW_SHIFT) - 1));
+    const bool compare = lo == lo && hi == hi; /* else NaN is among them */
+    int m = 0;
+    for (int i = 0; i < n; i += 16) {
+        const int end = i + 16 < n ? i + 16 : n;
+        int some = !compare;
+        for (int j = i; j < end; j++) some |= (score[j] >= lo) & (score[j] <= hi);
+        for (int j = i; some && j < end; j++) {
+            const uint32_t u = order_key(score[j]);
+            if (u >> LOW_SHIFT == digit) keys[m++] = (int)u;
+        }
+    }
+    return m;
+}
+
+/* Radix selection: the key of the k-th largest is found 11 bits at a time, and only those that share the bits found so far are
+ * looked at again. `want` counts how many of the keys equal to it are taken, from the lowest index. */
 int aff__cpu_topk(const float *score, int n, int k, int *sel, int *scratch)
 {
     if (n <= k || k <= 0) {
@@ -87,25 +130,32 @@ int aff__cpu_topk(const float *score, int n, int k, int *sel, int *scratch)
         for (int i = 0; i < all; i++) sel[i] = i;
         return all;
     }
-    for (int i = 0; i < n; i++) scratch[i] = (int)order_key(score[i]);
-    uint32_t prefix = 0, mask = 0;
     int want = k;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        int count[256] = {0};
-        for (int i = 0; i < n; i++)
-            if (((uint32_t)scratch[i] & mask) == prefix) count[(uint32_t)scratch[i] >> shift & 255]++;
-        int digit = 255;
-        while (count[digit] < want) want -= count[digit--];
-        prefix |= (uint32_t)digit << shift;
-        mask |= 255u << shift;
+    uint32_t prefix = high_digit(score, n, &want);
+    int m = gather(score, n, prefix, scratch);
+    for (int shift = LOW_SHIFT - 11; shift >= -1; shift -= 11) {
+        const int bits = shift < 0 ? 10 : 11, down = shift < 0 ? 0 : shift;
+        int count[BINS] = {0}, left = 0;
+        for (int i = 0; i < m; i++) count[(uint32_t)scratch[i] >> down & ((1u << bits) - 1)]++;
+        const uint32_t digit = bin_of(count, &want);
+        prefix = prefix << bits | digit;
+        for (int i = 0; i < m; i++)
+            if ((uint32_t)scratch[i] >> down == prefix) scratch[left++] = scratch[i];
+        m = left;
     }
+    const float least = key_value(prefix);
     int got = 0;
-    for (int i = 0; i < n && got < k; i++) {
-        uint32_t u = (uint32_t)scratch[i];
-        if (u > prefix)
-            sel[got++] = i;
-        else if (u == prefix && want > 0)
-            sel[got++] = i, want--;
+    for (int i = 0; i < n && got < k; i += 16) {
+        const int end = i + 16 < n ? i + 16 : n;
+        int some = least != least;
+        for (int j = i; j < end; j++) some |= score[j] >= least;
+        for (int j = i; some && j < end && got < k; j++) {
+            const uint32_t u = order_key(score[j]);
+            if (u > prefix)
+                sel[got++] = j;
+            else if (u == prefix && want > 0)
+                sel[got++] = j, want--;
+        }
     }
     return got;
 }
