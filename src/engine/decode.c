@@ -9,7 +9,7 @@
 #include <string.h>
 
 /* Worth of a draft, in tokens, after a pause: one bad draft makes it negative. */
-static const double HOPE = 0.05;
+static const double HOPE = 0.02;
 enum { FIRST_PAUSE = 4, WARN_AFTER = 64 };
 
 void aff__draft_reset(aff_engine *e, aff_slot *s)
@@ -160,12 +160,10 @@ static aff_status mtp_after(aff_engine *e, aff_slot **list, int n, aff_error *er
 static void judge_draft(aff_engine *e, aff_slot *s, const aff_offer *o, double row_ns, double draft_ns, double price)
 {
     const double worth = aff__offer_gain(o, o->take) - price * (row_ns * o->take + draft_ns);
-    s->worth += (worth - s->worth) / 8;
-    e->worth += (worth - e->worth) / 16;
-    if (s->worth >= 0) {
-        e->pause = e->pause / 2 > FIRST_PAUSE ? e->pause / 2 : FIRST_PAUSE;
-        return;
-    }
+    s->worth += (worth - s->worth) / 16;
+    e->worth += (worth - e->worth) / 32;
+    if (e->worth >= 0) e->pause = FIRST_PAUSE;
+    if (s->worth >= 0) return;
     const double longest = fmin(100 * price * draft_ns, 1000);
     s->skip = e->pause;
     s->worth = HOPE;

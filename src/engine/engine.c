@@ -53,7 +53,7 @@ aff_status aff__engine_create(aff_engine **out, const aff_net *net, const aff_en
     if (!e->o.slots) e->o.slots = DEFAULT_SLOTS;
     if (!e->o.queue) e->o.queue = DEFAULT_QUEUE;
     if (!e->o.chunk) e->o.chunk = AFF_MAX_CHUNK;
-    e->worth = 0.3; /* until some drafts were made: as if they paid a little */
+    e->worth = 0.15; /* until some drafts were made: as if they paid a little */
     e->pause = 4;
     if (o->times) e->stats.times = *o->times;
     e->context = o->context > 0 ? o->context : e->cfg->max_positions;

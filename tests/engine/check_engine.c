@@ -238,19 +238,21 @@ static int compare(const char *name, const aff_pass_times *t, bool hot)
     int bad = 0;
     printf("\n%s, %s: V(1..6) =", name, hot ? "temperature 1, top-p 0.95" : "greedy");
     for (int k = 1; k <= 6; k++) printf(" %.3f", t->verify[k] / 1e6);
-    printf(" ms, draft %.3f ms\nwidth   tokens per ms: code    prose     chat   all three   tokens a pass (code prose chat)\n", t->draft[1] / 1e6);
+    printf(" ms, draft %.3f ms\nwidth   tokens per ms: code    prose     chat   all three   tokens a pass (code prose chat)   drafts per 100 passes\n", t->draft[1] / 1e6);
     for (int w = 0; w <= AFF_MAX_WIDTH + 1; w++) {
         int64_t all = 0;
-        double time = 0, per_pass[KINDS];
+        double time = 0, per_pass[KINDS], share[KINDS];
         for (int k = 0; k < KINDS; k++) {
             const aff_draft_stats s = run(&(setting){.width = w > AFF_MAX_WIDTH ? AFF_WIDTH_AUTO : w, .slots = 1, .chunk = 256, .hot = hot, .kind = k, .times = t});
             got[w][k] = speed(&s, t, &ns[k]);
             per_pass[k] = (double)s.tokens / (double)s.passes;
+            share[k] = 100.0 * (double)s.blocks / (double)s.passes;
             all += s.tokens;
             time += ns[k];
         }
         sum = (double)all / time * 1e6;
-        printf("%-5c %24.4f %8.4f %8.4f %11.4f   %.2f %.2f %.2f\n", w > AFF_MAX_WIDTH ? 'a' : '0' + w, got[w][0], got[w][1], got[w][2], sum, per_pass[0], per_pass[1], per_pass[2]);
+        printf("%-5c %24.4f %8.4f %8.4f %11.4f   %.2f %.2f %.2f   %.1f %.1f %.1f\n", w > AFF_MAX_WIDTH ? 'a' : '0' + w, got[w][0], got[w][1], got[w][2], sum, per_pass[0], per_pass[1], per_pass[2], share[0],
+               share[1], share[2]);
         if (w <= AFF_MAX_WIDTH && sum > best_sum) best_sum = sum;
     }
     for (int k = 0; k < KINDS; k++) {
