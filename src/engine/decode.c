@@ -8,17 +8,23 @@
 #include <math.h>
 #include <string.h>
 
-/* Worth of a draft, in tokens, before any was made: some bad ones in a row make it negative; after a pause fewer do. */
-static const double HOPE = 0.3, HOPE_AGAIN = 0.05;
-enum { FIRST_PAUSE = 4, LONGEST_PAUSE = 64, WARN_AFTER = 64 };
+/* Worth of a draft, in tokens, after a pause: one bad draft makes it negative. */
+static const double HOPE = 0.02;
+enum { FIRST_PAUSE = 4, WARN_AFTER = 64 };
 
-void aff__draft_reset(aff_slot *s)
+void aff__draft_reset(aff_engine *e, aff_slot *s)
 {
-    s->drafted = s->take = s->next_guess = s->skip = 0;
+    s->drafted = s->take = s->next_guess = 0;
     memset(s->guess, 0, sizeof s->guess);
     memset(&s->own, 0, sizeof s->own);
-    s->pause = FIRST_PAUSE;
-    s->worth = HOPE;
+    /* What drafts were worth to others is all that is known of this text. */
+    s->worth = e->worth >= 0 ? e->worth : HOPE;
+    s->skip = e->worth >= 0 ? 0 : e->pause;
+}
+
+static void note_time(aff_engine *e, double *table, int n, uint64_t since)
+{
+    if (!e->o.times) aff__time_note(table, n, (double)(aff__now_ns() - since));
 }
 
 /* ---- drafts ---- */
@@ -45,11 +51,14 @@ static void note_guess(aff_engine *e, aff_slot *s)
     memcpy(g->conf, s->conf, sizeof g->conf);
 }
 
-/* Proposals as they came from outside, up to what can be fed. */
+/* Proposals as they came from outside, up to what can be fed; nothing comes after the end. */
 static void take_draft(aff_engine *e, aff_slot *s, const int32_t *ids, const float *conf, int n)
 {
+    const aff_request *r = &s->job->r;
+    const bool ends = !r->ignore_eos && !r->n_forced;
     s->drafted = 0;
     while (s->drafted < n && s->drafted < AFF_MAX_WIDTH && ids[s->drafted] >= 0 && ids[s->drafted] < e->cfg->vocab) {
+        if (ends && ids[s->drafted] == e->cfg->eos) break;
         s->draft[s->drafted] = ids[s->drafted];
         s->conf[s->drafted] = conf[s->drafted];
         s->drafted++;
@@ -99,7 +108,7 @@ static aff_status draft(aff_engine *e, aff_slot **list, int n, aff_error *err)
         AFF_TRY(aff__draft_many(e->runner, q, count, NULL, NULL, err));
         for (int i = 0; i < count; i++) take_draft(e, who[i], q[i].ids, q[i].conf, e->block);
     }
-    aff__time_note(e->stats.times.draft, count, (double)(aff__now_ns() - start));
+    note_time(e, e->stats.times.draft, count, start);
     e->stats.drafts[count]++;
     return AFF_OK;
 }
@@ -139,25 +148,26 @@ static aff_status mtp_after(aff_engine *e, aff_slot **list, int n, aff_error *er
     const uint64_t start = aff__now_ns();
     AFF_TRY(aff__draft_mtp1(e->runner, next, rows, wanted ? 0 : rows, e->mtp, err));
     if (!wanted) return AFF_OK;
-    aff__time_note(e->stats.times.draft, n, (double)(aff__now_ns() - start));
+    note_time(e, e->stats.times.draft, n, start);
     e->stats.drafts[n]++;
     return AFF_OK;
 }
 
 /* ---- shares ---- */
 
-/* What a draft was worth beyond its cost, in tokens; drafting pauses when that has been negative for a while. */
+/* What a draft was worth beyond its cost, in tokens. When that has been negative lately, the slot goes without for some passes, twice
+ * as many each time, until trying costs about a hundredth of the time. */
 static void judge_draft(aff_engine *e, aff_slot *s, const aff_offer *o, double row_ns, double draft_ns, double price)
 {
     const double worth = aff__offer_gain(o, o->take) - price * (row_ns * o->take + draft_ns);
-    s->worth += (worth - s->worth) / 8;
-    if (s->worth >= 0) {
-        s->pause = FIRST_PAUSE;
-        return;
-    }
-    s->skip = s->pause;
-    s->pause = s->pause * 2 < LONGEST_PAUSE ? s->pause * 2 : LONGEST_PAUSE;
-    s->worth = HOPE_AGAIN;
+    s->worth += (worth - s->worth) / 16;
+    e->worth += (worth - e->worth) / 32;
+    if (e->worth >= 0) e->pause = FIRST_PAUSE;
+    if (s->worth >= 0) return;
+    const double longest = fmin(100 * price * draft_ns, 1000);
+    s->skip = e->pause;
+    s->worth = HOPE;
+    e->pause = 2 * e->pause < longest ? 2 * e->pause : e->pause;
 }
 
 /* How many drafted tokens of each slot the pass verifies. */
@@ -348,7 +358,7 @@ void aff__decode_pass(aff_engine *e)
         const uint64_t start = aff__now_ns();
         st = run_rows(e, list, n, &rows, &err);
         for (int i = 0; st == AFF_OK && i < n; i++) choose_rows(e, list[i]);
-        if (st == AFF_OK) aff__time_note(e->stats.times.verify, rows, (double)(aff__now_ns() - start));
+        if (st == AFF_OK) note_time(e, e->stats.times.verify, rows, start);
     }
     if (st == AFF_OK && e->draft == AFF_DRAFT_MTP1) st = mtp_after(e, list, n, &err);
     if (st != AFF_OK) { /* no one's fault in particular */

@@ -53,6 +53,9 @@ aff_status aff__engine_create(aff_engine **out, const aff_net *net, const aff_en
     if (!e->o.slots) e->o.slots = DEFAULT_SLOTS;
     if (!e->o.queue) e->o.queue = DEFAULT_QUEUE;
     if (!e->o.chunk) e->o.chunk = AFF_MAX_CHUNK;
+    e->worth = 0.15; /* until some drafts were made: as if they paid a little */
+    e->pause = 4;
+    if (o->times) e->stats.times = *o->times;
     e->context = o->context > 0 ? o->context : e->cfg->max_positions;
     e->draft = o->propose || !o->width ? AFF_DRAFT_NONE : aff__net_draft(net);
     e->block = e->draft == AFF_DRAFT_DSPARK ? e->cfg->draft_block : e->draft == AFF_DRAFT_MTP1 ? 1 : 0;
@@ -387,7 +390,7 @@ static void start(aff_engine *e, aff_slot *s)
     aff_job *j = s->job;
     aff_error err = {0};
     aff__seq_reset(s->seq);
-    aff__draft_reset(s);
+    aff__draft_reset(e, s);
     s->phase = AFF_PREFILL;
     s->turn = 0; /* a new request is the next in turn */
     j->started = aff__now_ns();

@@ -43,6 +43,7 @@ typedef struct aff_engine_options {
     aff_propose_fn propose; /* NULL: the network's draft, if it has one */
     void *propose_ctx;
     aff_engine_cache cache; /* functions NULL: none */
+    const aff_pass_times *times; /* times to choose widths by, instead of measured ones; NULL: measure. For repeatable checks */
     void (*warn)(void *ctx, const char *line); /* one line that a person should see; NULL allowed. On the engine thread */
     void *warn_ctx;
 } aff_engine_options;

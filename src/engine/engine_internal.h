@@ -55,10 +55,9 @@ typedef struct aff_slot {
     aff_guess guess[AFF_MAX_WIDTH + 1]; /* a block ends within AFF_MAX_WIDTH passes, so this many are open at most */
     int next_guess;
     aff_calibration own;
-    /* Whether drafting pays: what the last drafts were worth, in tokens (a running mean); passes to go without; how many the next
-     * time. */
+    /* Whether drafting pays: what the last drafts were worth, in tokens (a running mean); passes to go without. */
     double worth;
-    int skip, pause;
+    int skip;
 } aff_slot;
 
 struct aff_engine {
@@ -83,6 +82,8 @@ struct aff_engine {
     aff_calibration all;
     aff_draft_stats stats;
     double recent_tokens, recent_ns; /* fading sums; their quotient is the price of time */
+    double worth;                    /* as in the slots, over all of them */
+    int pause;                       /* passes without a draft after the next bad one */
     int64_t scored, right;           /* first places of drafts */
     bool warned;
 
@@ -108,5 +109,5 @@ void aff__decode_pass(aff_engine *e);
  * if `propose`. */
 aff_status aff__mtp_prompt(aff_engine *e, aff_slot *s, const int32_t *next, int n, bool propose, aff_error *err);
 /* Forgets what the last request left in the slot. */
-void aff__draft_reset(aff_slot *s);
+void aff__draft_reset(aff_engine *e, aff_slot *s);
 #endif

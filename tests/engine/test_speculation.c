@@ -4,12 +4,14 @@
  * rejections. */
 #include "base/rng.h"
 #include "engine/engine.h"
+#include "engine/text.h"
 #include "support/test.h"
 #include <stdlib.h>
 #include <string.h>
 
 enum { CONTEXT = 512, MOST_PROMPTS = 512, ANSWER = 20, MOST_ANSWER = 400 };
 #define DSPARK AFF_TESTS_DIR "/golden/v4-sim/ckpt-dspark"
+#define TINY AFF_SOURCE_DIR "/models/tiny-v4"
 #define MTP1 AFF_TESTS_DIR "/golden/v4-sim/ckpt-mtp1"
 
 static bool full;
@@ -81,7 +83,23 @@ static void single_step(bench *b, int32_t id, float *logits)
     must(aff__forward(b->r, &(aff_batch){.n = 1, .id = &id, .seq = b->seq, .logits = logits}, &err));
 }
 
-/* Text i by single steps: no engine. The end of sequence does not stop it. */
+/* Prompts in words, for the model that knows some. */
+static int words(bench *b, int i, int32_t *ids)
+{
+    static const char *const prompt[] = {"<｜User｜>What is the capital of France?<｜Assistant｜></think>", "<｜User｜>Write a Python function that adds two numbers.<｜Assistant｜></think>",
+                                         "The quick brown", "<｜User｜>Return a JSON object: item drum, count 15 and in_stock false.<｜Assistant｜></think>"};
+    aff_tokenizer *t;
+    int32_t *got;
+    int64_t n;
+    must(aff__tokenizer_open_for(&t, TINY, aff__net_config(b->net), &err));
+    must(aff__prompt_ids(t, prompt[i % 4], strlen(prompt[i % 4]), "prompt", &got, &n, &err));
+    memcpy(ids, got, sizeof *ids * (size_t)n);
+    free(got);
+    aff__tokenizer_free(t);
+    return (int)n;
+}
+
+/* Text i by single steps: no engine. n_prompt 0: words. The end of sequence does not stop it. */
 static void reference(bench *b, int i, int n_prompt, int n_answer, bool hot)
 {
     text *t = &b->t[i];
@@ -89,11 +107,13 @@ static void reference(bench *b, int i, int n_prompt, int n_answer, bool hot)
     int32_t *seen = calloc(2 * (size_t)b->vocab, sizeof *seen);
     const aff_occurrences o = {seen, seen + b->vocab};
     *t = (text){.n_prompt = n_prompt, .n_answer = n_answer, .sampling = {.top_p = 1}};
+    const bool random = n_prompt > 0;
+    if (!random) t->n_prompt = n_prompt = words(b, i, t->prompt);
     if (hot) t->sampling = (aff_sampling){.temperature = 1, .top_p = 0.95, .seed = (uint64_t)i};
     if (i % 4 == 3) t->adjust = (aff_adjust){.repetition = 1.2, .frequency = 0.1, .presence = 0.3};
     aff__seq_reset(b->seq);
     for (int p = 0; p + 1 < n_prompt + n_answer; p++) {
-        if (p < n_prompt) t->prompt[p] = (int32_t)(aff__mix64((uint64_t)(i * 1000 + p)) % (uint64_t)b->vocab);
+        if (p < n_prompt && random) t->prompt[p] = (int32_t)(aff__mix64((uint64_t)(i * 1000 + p)) % (uint64_t)b->vocab);
         const int32_t id = p < n_prompt ? t->prompt[p] : t->answer[p - n_prompt];
         seen[id]++;
         if (p >= n_prompt) seen[b->vocab + id]++;
@@ -194,7 +214,8 @@ static void matrix(const char *dir)
     for (int hot = 0; hot < 2; hot++) {
         bench b;
         bench_open(&b, dir, full ? 6 : 4);
-        for (int i = 0; i < b.n; i++) reference(&b, i, lengths[i], ANSWER, hot);
+        const bool talks = strcmp(dir, TINY) == 0;
+        for (int i = 0; i < b.n; i++) reference(&b, i, talks ? 0 : lengths[i], ANSWER, hot);
         for (int width = NO_DRAFT; width <= AFF_MAX_WIDTH; width++)
             for (int c = 0; c < 4; c++)
                 for (int slots = 1; slots <= 4; slots += 3)
@@ -207,6 +228,7 @@ static void matrix(const char *dir)
 }
 
 static void matrix_dspark(void **state) { matrix(DSPARK); }
+static void matrix_tiny(void **state) { matrix(TINY); }
 static void matrix_mtp1(void **state) { matrix(MTP1); }
 
 /* What the draft proposes after n tokens, by single steps (b->seq stands at n - 1 tokens run, the last is id0). */
@@ -325,7 +347,7 @@ static void many_rejections(void **state)
 int main(int argc, char **argv)
 {
     full = argc > 1 && strcmp(argv[1], "--full") == 0;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(matrix_dspark), cmocka_unit_test(matrix_mtp1), cmocka_unit_test(straight_dspark), cmocka_unit_test(straight_mtp1),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(matrix_dspark), cmocka_unit_test(matrix_mtp1), cmocka_unit_test(matrix_tiny), cmocka_unit_test(straight_dspark), cmocka_unit_test(straight_mtp1),
                                        cmocka_unit_test(many_rejections)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

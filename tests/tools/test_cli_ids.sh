@@ -149,4 +149,49 @@ for out in "" "--logits-out $tmp/interrupted"; do
     rm "$tmp/pipe"
 done
 same "logits file after an interruption" "" "$(ls "$tmp" | grep interrupted)"
+# Speculation changes no bit of ids or logits, says what is in force, and an explicit "on" needs a draft.
+for sampling in "" "--temp 1 --top-p 0.95 --seed 5 --repetition-penalty 1.1"; do
+    # shellcheck disable=SC2086
+    {
+        runs "${m[@]}" --tokens "$ids" -n 12 --ignore-eos $sampling --logits-out "$tmp/want" --dspark off
+        all=$(generated)
+        grep -q "^speculation: off (--dspark off)" "$tmp/err" || fail "--dspark off is not announced"
+        for args in "" "--dspark on --dspark-width 5 --slots 1" "--dspark-width 2"; do
+            runs "${m[@]}" --tokens "$ids" -n 12 --ignore-eos $sampling --logits-out "$tmp/f" $args
+            same "ids with $args ($sampling)" "$all" "$(generated)"
+            same_file "logits with $args ($sampling)" "$tmp/want" "$tmp/f"
+            grep -q "^speculation: DSpark, width" "$tmp/err" || fail "$args: the draft is not announced"
+            grep -q "^drafts: [1-9]" "$tmp/err" || fail "$args: no statistics of drafts"
+        done
+    }
+done
+mtp=(-m "$src/tests/golden/v4-sim/ckpt-mtp1" --tokens 1,2,3,4,5 -n 40 --ignore-eos)
+runs "${mtp[@]}" --dspark off
+all=$(generated)
+runs "${mtp[@]}" --dspark-width 5
+same "ids with MTP-1" "$all" "$(generated)"
+grep -q "^speculation: MTP-1, width 5" "$tmp/err" || fail "MTP-1 is not announced"
+runs "${mtp[@]}" --force-tokens 7,8,9 -n 7
+same "forced tokens with a draft" "7,8,9,7,8,9,7" "$(generated)"
+runs "${m[@]}" --tokens "$ids" -n 3 --max-layers 2
+grep -q "^speculation: off (the model has no draft, or not for these layers)" "$tmp/err" || fail "--max-layers 2: $(grep speculation "$tmp/err")"
+runs -m "$tmp/model.aff" --tokens "$ids" -n 2
+grep -q "^speculation: off" "$tmp/err" || fail "a container without a companion: $(grep speculation "$tmp/err")"
+refused 1 "taps layer" "${m[@]}" --tokens 1 --dspark on --max-layers 2
+refused 1 "--dspark-model" "${m[@]}" --tokens 1 --dspark-model "$tmp/model.aff"
+refused 1 "model.dspark.aff" -m "$tmp/model.aff" --tokens 1 --dspark on
+refused 2 "--dspark-width: expected 0, 1" "${m[@]}" --tokens 1 --dspark-width 6
+refused 2 "--dspark: expected on or off" "${m[@]}" --tokens 1 --dspark yes
+refused 2 "slots" "${m[@]}" --tokens 1 --slots 0
+
+# Bias forces and forbids; log-probabilities are those of the logits.
+runs "${m[@]}" --tokens "$ids" -n 3 --logit-bias 77=1000
+same "a large bias" "77,77,77" "$(generated)"
+runs "${m[@]}" --tokens "$ids" -n 3 --logit-bias 77=1000,78=990 --presence-penalty 50
+same "bias and presence" "77,78,77" "$(generated)"
+runs "${m[@]}" --tokens "$ids" -n 2 --logprobs 2
+same "lines of --logprobs" 2 "$(grep -c '^logprob ' "$tmp/err")"
+same "greedy is the likeliest" "$(generated)" "$(awk '/^logprob/ {printf "%s%d", (n++ ? "," : ""), $5; if ($3 != $5 || $4 != $6 || $4 >= 0 || $8 > $6) print "bad"}' "$tmp/err")"
+for bad in 5 5= =1 5=1, 5=x a=1; do refused 2 "--logit-bias" "${m[@]}" --tokens 1 --logit-bias "$bad"; done
+refused 1 "logit bias" "${m[@]}" --tokens 1 --logit-bias 256=1
 finish
