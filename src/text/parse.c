@@ -309,11 +309,8 @@ aff_status aff__parser_end(aff_parser *p, bool eos, aff_error *err)
     if (p->state == TAG) AFF_TRY(parse__end_tag(p));
     AFF_TRY(release_hold(p));
     if (p->in_call) {
-        bool whole = eos && json_object_size(p->missing) == 0;
-        if (p->state == VALUE && eos) {
-            AFF_TRY(parse__end_value(p));
-            whole = json_object_size(p->missing) == 0;
-        }
+        if (p->state == VALUE) AFF_TRY(parse__end_value(p));
+        bool whole = eos && parse__has_required(p);
         AFF_TRY(parse__end_call(p, whole));
     }
     return parse__flush(p);

@@ -46,9 +46,10 @@ struct aff_parser {
     const json_t *properties; /* schemas of the call's parameters, NULL if unknown */
     json_t *missing;          /* its required parameters that have not come */
 
-    bool string, said; /* the value is a string, and said so or not */
-    const json_t *schema;
+    bool string; /* the value is one */
     aff_buf value;
+    /* A first parameter `arguments` that the function does not have: kept, as it may be all of them in one object. */
+    enum { WRAP_NONE, WRAP_OPEN, WRAP_HELD } wrap;
 
     aff_buf junk; /* text between parameters */
     char space[64];
@@ -78,6 +79,7 @@ typedef enum parse_type { TYPE_STRING, TYPE_JSON, TYPE_UNSAID } parse_type;
 aff_status parse__begin_value(aff_parser *p, const char *key, size_t n, parse_type type);
 aff_status parse__value(aff_parser *p, const char *s, size_t n);
 aff_status parse__end_value(aff_parser *p);
+bool parse__has_required(const aff_parser *p); /* all of the call's required parameters have come */
 
 /* parse_tags.c: tags */
 aff_status parse__tag_byte(aff_parser *p, char c);

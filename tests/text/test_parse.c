@@ -288,6 +288,45 @@ static const struct {
      "CALL:f\1"
      "A:{\"s\": \"v\\r\\n\"}\1"
      "END"},
+    {"all parameters in one called arguments", "T", true, false,
+     O "tool_calls>" O "invoke name=\"f\">" O "parameter name=\"arguments\" string=\"false\">{\"s\": \"v\"}" C
+       "parameter>" C "invoke>",
+     "\1"
+     "CALL:f\1"
+     "A:{\"s\": \"v\"}\1"
+     "END"},
+    {"the same as a string, ended in it", "T", true, false,
+     O "tool_calls>" O "invoke name=\"f\">" O "parameter name=\"arguments\" string=\"true\">{\"s\": \"v\"}",
+     "\1"
+     "CALL:f\1"
+     "A:{\"s\": \"v\"}\1"
+     "END"},
+    {"the same without what is required", "T", true, false,
+     O "tool_calls>" O "invoke name=\"f\">" O "parameter name=\"arguments\" string=\"true\">{\"n\": 1}",
+     "\1"
+     "CALL:f\1"
+     "A:{\"arguments\": \"{\\\"n\\\": 1}\"\1"
+     "DROP"},
+    {"arguments among others", "T", true, false,
+     O "tool_calls>" O "invoke name=\"f\">" O "parameter name=\"arguments\" string=\"false\">{\"q\": 1}" C
+       "parameter>" O "parameter name=\"s\" string=\"true\">v" C "parameter>" C "invoke>",
+     "\1"
+     "CALL:f\1"
+     "A:{\"arguments\": {\"q\": 1}, \"s\": \"v\"}\1"
+     "END"},
+    {"arguments that are no object", "T", true, false,
+     O "tool_calls>" O "invoke name=\"f\">" O "parameter name=\"arguments\" string=\"true\">7" C "parameter>" C
+       "invoke>",
+     "\1"
+     "CALL:f\1"
+     "A:{\"arguments\": \"7\"}\1"
+     "END"},
+    {"cut in a value", "T", true, true,
+     O "tool_calls>" O "invoke name=\"f\">" O "parameter name=\"n\" string=\"false\">12",
+     "\1"
+     "CALL:f\1"
+     "A:{\"n\": 12\1"
+     "DROP"},
     {"bytes that are no UTF-8", "T", true, false, "a\xFF\xE4\xBD", "\1T:a\xEF\xBF\xBD\xEF\xBF\xBD"},
 };
 
