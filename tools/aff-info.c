@@ -1,10 +1,12 @@
 /* aff-info - prints what is in a container and says whether it is sound. */
 #define _GNU_SOURCE
 #include "base/file.h"
+#include "base/mem.h"
 #include "base/options.h"
 #include "format/container.h"
 #include "format/container_disk.h"
 #include "format/json.h"
+#include "quant/compare.h"
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +14,8 @@
 #include <xxhash.h>
 
 static struct {
-    bool experts, json, verify;
+    bool experts, json, verify, hashes;
+    const char *against, *draft;
 } opt;
 
 static const aff_option options[] = {
@@ -20,6 +23,11 @@ static const aff_option options[] = {
      "also print where the nine planes of an expert record of layer 0 lie", "Output"},
     {"json", 'j', AFF_OPT_FLAG, &opt.json, NULL, "print one JSON object instead of text"},
     {"verify", 'v', AFF_OPT_FLAG, &opt.verify, NULL, "read the whole file and check every hash in it", "Checks"},
+    {"against", 0, AFF_OPT_STR, &opt.against, "DIR",
+     "compare config.json and every FP8 and FP4 tensor with this checkpoint, byte for byte"},
+    {"draft", 0, AFF_OPT_STR, &opt.draft, "FILE", "check that this companion belongs to the container"},
+    {"hashes", 0, AFF_OPT_FLAG, &opt.hashes, NULL,
+     "print layer, expert and hash of every expert record, and name those that are the same"},
     {0}};
 
 static const aff_usage usage = {
@@ -380,6 +388,81 @@ static json_t *container_json(const aff_container *c)
     return j;
 }
 
+/* ---- further checks ---- */
+
+/* The hash of the earlier tools, FNV-1a with their basis (so that lists of them can be compared). */
+static uint64_t record_hash(const uint8_t *p, uint64_t n)
+{
+    uint64_t h = 0x14650FB0739D0383u;
+    for (uint64_t i = 0; i < n; i++) h = (h ^ p[i]) * 0x100000001B3u;
+    return h;
+}
+
+typedef struct expert_hash {
+    uint64_t hash;
+    uint32_t layer, expert;
+} expert_hash;
+
+static int by_hash(const void *a, const void *b)
+{
+    const expert_hash *x = a, *y = b;
+    if (x->hash != y->hash) return x->hash < y->hash ? -1 : 1;
+    if (x->layer != y->layer) return x->layer < y->layer ? -1 : 1;
+    return x->expert < y->expert ? -1 : x->expert > y->expert;
+}
+
+/* Prints every hash; two experts of the same bytes are an error that names them. */
+static aff_status hash_experts(const aff_container *c, aff_error *err)
+{
+    uint64_t n = count(c).experts, k = 0;
+    expert_hash *all;
+    aff_status s = AFF_OK;
+    AFF_TRY(aff__calloc(&all, n, sizeof *all, "hashes", err));
+    for (uint32_t l = 0; l < aff__container_layers(c); l++) {
+        const aff_clayer *y = aff__container_layer(c, l);
+        for (uint32_t e = 0; e < y->n_experts; e++, k++) {
+            all[k] = (expert_hash){record_hash(aff__container_expert(c, l, e), y->stride), l, e};
+            if (!opt.json) printf("%" PRIu32 " %" PRIu32 " %016" PRIx64 "\n", l, e, all[k].hash);
+        }
+    }
+    qsort(all, n, sizeof *all, by_hash);
+    for (uint64_t i = 1; i < n && s == AFF_OK; i++)
+        if (all[i].hash == all[i - 1].hash)
+            s = aff__fail(err, AFF_E_FORMAT,
+                          "%s: layer %" PRIu32 " expert %" PRIu32 " and layer %" PRIu32 " expert %" PRIu32 " are the same record",
+                          aff__container_path(c), all[i - 1].layer, all[i - 1].expert, all[i].layer, all[i].expert);
+    free(all);
+    return s;
+}
+
+/* A companion shares the model's codebook and checkpoint. */
+static aff_status check_draft(const aff_container *c, aff_error *err)
+{
+    aff_container *d;
+    AFF_TRY(aff__container_open(&d, opt.draft, err));
+    const aff_ctensor *a = aff__container_find(c, "__codebook"), *b = aff__container_find(d, "__codebook");
+    static const char key[] = "checkpoint_xxh3";
+    const char *text[2];
+    size_t n[2];
+    aff__container_provenance(c, &text[0], &n[0]);
+    aff__container_provenance(d, &text[1], &n[1]);
+    json_t *prov[2] = {embedded(text[0], n[0]), embedded(text[1], n[1])};
+    const char *from[2] = {json_string_value(json_object_get(prov[0], key)), json_string_value(json_object_get(prov[1], key))};
+    aff_status s = AFF_OK;
+    if (!aff__container_find(d, "mtp_main_proj"))
+        s = aff__fail(err, AFF_E_FORMAT, "%s: is no draft: tensor 'mtp_main_proj' is missing", opt.draft);
+    else if (!a != !b || (a && (a->m.data_size != b->m.data_size || memcmp(a->blob, b->blob, (size_t)a->m.data_size) != 0)))
+        s = aff__fail(err, AFF_E_FORMAT, "%s: its codebook is not that of %s: quantise it with --codebook %s", opt.draft,
+                      aff__container_path(c), aff__container_path(c));
+    else if (from[0] && from[1] && strcmp(from[0], from[1]) != 0)
+        s = aff__fail(err, AFF_E_FORMAT, "%s: made from checkpoint %s, but %s from %s", opt.draft, from[1],
+                      aff__container_path(c), from[0]);
+    json_decref(prov[0]);
+    json_decref(prov[1]);
+    aff__container_close(d);
+    return s;
+}
+
 /* ---- the program ---- */
 
 static void show_progress(void *ctx, uint64_t done, uint64_t total)
@@ -456,6 +539,9 @@ int main(int argc, char **argv)
         s = check(c, &err);
         sound = "structure and every hash checked";
     }
+    if (s == AFF_OK && opt.hashes) s = hash_experts(c, &err);
+    if (s == AFF_OK && opt.draft) s = check_draft(c, &err);
+    if (s == AFF_OK && opt.against) s = aff__container_compare(c, opt.against, &err);
     rc = conclude(path, c, sound, s, &err);
     aff__container_close(c);
     if (fflush(stdout) != 0 || ferror(stdout)) {

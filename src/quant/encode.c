@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BLOCK = 16, GROUP = 64, CHOICES = 24, HEADROOM = 6, RETRIED = 4 };
+enum { BLOCK = 16, GROUP = 64, CHOICES = 24, HEADROOM = 6, RETRIED = 4, LEAST_ROW = -126, MOST_ROW = 127 - 7 };
 
 float aff__encode_weight(float importance)
 {
@@ -183,7 +183,9 @@ static int row_exponent(const aff_mxfp4 *src, uint64_t row)
         top = t > top ? t : top;
     }
     if (top == INT_MIN) return top;
-    return top - HEADROOM < -126 ? -126 : top - HEADROOM; /* no subnormal row scales: kernels may flush them */
+    int at = top - HEADROOM;
+    /* No subnormal row scales, which kernels may flush, and no block scales beyond float32. */
+    return at < LEAST_ROW ? LEAST_ROW : at > MOST_ROW ? MOST_ROW : at;
 }
 
 static void put_le(uint8_t *p, uint64_t v, int n)
@@ -224,7 +226,8 @@ static uint16_t fit_row_scale(const float *x, const float *y, const float *weigh
     }
     double a = total(xy), b = total(yy);
     float scale = ldexpf(1.0f, row);
-    if (!(b > 0) || !(a > 0.5 * b) || !(a < 2 * b)) return aff__f32_to_bf16(scale);
+    /* At the least exponent a factor below 1 would make the scale subnormal. */
+    if (row == LEAST_ROW || !(b > 0) || !(a > 0.5 * b) || !(a < 2 * b)) return aff__f32_to_bf16(scale);
     /* The error is a parabola in the factor: of two candidates the one nearer to a/b is better. */
     uint16_t near = aff__f32_to_bf16((float)(a / b));
     double factor = (double)aff__bf16_to_f32(near);

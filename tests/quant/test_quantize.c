@@ -4,10 +4,12 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "format/container.h"
+#include "format/gguf.h"
 #include "format/safetensors.h"
 #include "quant/numbers.h"
 #include "quant/quant_naive.h"
 #include "quant/expert.h"
+#include "quant/imatrix.h"
 #include "quant/quantize.h"
 #include "ui/progress.h"
 #include <glob.h>
@@ -22,9 +24,9 @@ static char tmp[64]; /* this program's folder */
 
 static const char *at(const char *name)
 {
-    static char path[16][256];
+    static char path[256][256];
     static int turn;
-    turn = (turn + 1) % 16;
+    turn = (turn + 1) % 256;
     snprintf(path[turn], sizeof path[turn], "%s/%s", tmp, name);
     return path[turn];
 }
@@ -39,7 +41,7 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
     (void)state;
-    static const char *const patterns[] = {"ck/*", "out/*", "*", "", ""};
+    static const char *const patterns[] = {"ck/*", "out/*", "blobs/*", "*", ""};
     for (int i = 0; i < 5; i++) {
         glob_t g;
         if (glob(at(patterns[i]), 0, NULL, &g) != 0) continue;
@@ -510,6 +512,224 @@ static void first_layers(void **state)
     refused((aff_quantize_options){.src = MTP1, .mxfp4 = true, .dspark = true}, "MTP-1");
 }
 
+/* ---- importance ---- */
+
+enum { LAYERS = 3, EXPERTS = 5, WIDTH = 128 };
+
+/* GGUF imatrix of the checkpoint. Expert 2 of layer 1 was never seen; counts are 10 * layer + expert + 1. scale: of all sums. */
+static void write_imatrix(const char *path, float scale, const char *rename)
+{
+    static const char *const part[3] = {"gate", "up", "down"};
+    aff_gguf_out *o;
+    aff_error err = {0};
+    uint64_t index[LAYERS][3][2];
+    assert_int_equal(aff__gguf_out_create(&o, path, &err), AFF_OK);
+    assert_int_equal(aff__gguf_out_string(o, "general.type", "imatrix", &err), AFF_OK);
+    for (int l = 0; l < LAYERS; l++) {
+        for (int i = 0; i < 3; i++) {
+            char name[96];
+            uint64_t dims[2] = {WIDTH, EXPERTS}, one[2] = {1, EXPERTS};
+            snprintf(name, sizeof name, "blk.%d.ffn_%s_%s.weight.in_sum2", l, part[i], rename);
+            assert_int_equal(aff__gguf_out_tensor(o, name, 2, dims, &index[l][i][0], &err), AFF_OK);
+            snprintf(name, sizeof name, "blk.%d.ffn_%s_%s.weight.counts", l, part[i], rename);
+            assert_int_equal(aff__gguf_out_tensor(o, name, 2, one, &index[l][i][1], &err), AFF_OK);
+        }
+    }
+    assert_int_equal(aff__gguf_out_begin(o, &err), AFF_OK);
+    uint64_t rng = 77;
+    for (int l = 0; l < LAYERS; l++) {
+        for (int i = 0; i < 3; i++) {
+            float sum[EXPERTS][WIDTH], count[EXPERTS];
+            for (int e = 0; e < EXPERTS; e++) {
+                bool seen = !(l == 1 && e == 2);
+                count[e] = seen ? (float)(10 * l + e + 1) : 0;
+                for (int c = 0; c < WIDTH; c++) sum[e][c] = seen ? expf(2 * naive_gauss(&rng)) * count[e] * scale : 0;
+            }
+            assert_int_equal(aff__gguf_out_data(o, index[l][i][0], sum[0], &err), AFF_OK);
+            assert_int_equal(aff__gguf_out_data(o, index[l][i][1], count, &err), AFF_OK);
+        }
+    }
+    assert_int_equal(aff__gguf_out_finish(o, &err), AFF_OK);
+}
+
+/* Weighted relative error of expert (0, 1)'s gate under the imatrix. */
+static double weighted_error(const char *path, const aff_imatrix *im)
+{
+    aff_container *c = open_container(path);
+    aff_ckpt *k = open_dspark();
+    float *w = malloc(WIDTH * WIDTH * sizeof *w), weight[WIDTH];
+    aff_qerror e = {0};
+    for (int i = 0; i < 3; i++) {
+        aff_mxfp4 src = source_matrix(k, "layers.0", 1, i);
+        assert_int_equal(aff__mxfp4_decode(&src, w, NULL), AFF_OK);
+        assert_true(aff__imatrix_weights(im, 0, 1, (aff_im_part)i, weight));
+        assert_int_equal(aff__expert_matrix_error(part_of(aff__container_layer(c, 0), i), aff__container_expert(c, 0, 1),
+                                                  aff__container_find(c, "__codebook")->blob, w, weight, &e),
+                         AFF_OK);
+    }
+    free(w);
+    aff__ckpt_close(k);
+    aff__container_close(c);
+    return aff__qerror_weighted(&e);
+}
+
+static void importance(void **state)
+{
+    (void)state;
+    aff_error err = {0};
+    aff_imatrix *im;
+    write_imatrix(at("im.gguf"), 1, "exps");
+    aff_im_shape shape = {LAYERS, EXPERTS, WIDTH, WIDTH};
+    assert_int_equal(aff__imatrix_open(&im, at("im.gguf"), &shape, &err), AFF_OK);
+    quantize((aff_quantize_options){
+        .src = DSPARK, .out = at("im.aff"), .imatrix = at("im.gguf"), .codebook = at("main.aff"), .threads = 2, .verify = true, .report = at("r.json")});
+    quantize((aff_quantize_options){.src = DSPARK, .out = at("im-compat.aff"), .imatrix = at("im.gguf"), .compat = true, .threads = 2});
+    /* The same codebook and weights, other codes: better by a lot where it counts. Fitted under importance: better still. */
+    double plain = weighted_error(at("main.aff"), im), weighted = weighted_error(at("im.aff"), im),
+           compat = weighted_error(at("im-compat.aff"), im);
+    assert_true(weighted < 0.85 * plain);
+    assert_true(weighted < 0.85 * compat);
+    assert_true(compat < weighted_error(at("compat.aff"), im)); /* its own use of importance helps a little */
+    aff__imatrix_close(im);
+
+    aff_container *c = open_container(at("im.aff"));
+    const float *p = aff__container_profile(c);
+    assert_non_null(p);
+    assert_true(p[0] == 1 && p[4] == 5 && p[5 + 2] == 0 && p[2 * 5 + 3] == 24);
+    const char *text;
+    size_t n;
+    aff__container_provenance(c, &text, &n);
+    json_t *prov = json_loadb(text, n, 0, NULL);
+    assert_int_equal(strlen(json_string_value(json_object_get(prov, "imatrix_xxh3"))), 16);
+    json_decref(prov);
+    aff__container_close(c);
+
+    json_t *report = json_load_file(at("r.json"), 0, NULL), *layer = json_array_get(json_object_get(report, "layers"), 0);
+    assert_int_equal(json_array_size(json_object_get(report, "layers")), LAYERS);
+    assert_int_equal(json_integer_value(json_object_get(report, "unseen_experts")), 1);
+    double e01 = json_real_value(json_array_get(json_object_get(layer, "experts_weighted"), 1));
+    assert_true(fabs(e01 - weighted) < 1e-9);
+    json_decref(report);
+
+    refused((aff_quantize_options){.src = DSPARK, .imatrix = at("nowhere.gguf")}, "nowhere.gguf");
+    write_imatrix(at("im2.gguf"), 1, "shexp");
+    refused((aff_quantize_options){.src = DSPARK, .imatrix = at("im2.gguf")}, "im2.gguf");
+    write_imatrix(at("im2.gguf"), NAN, "exps");
+    refused((aff_quantize_options){.src = DSPARK, .imatrix = at("im2.gguf")}, "blk.0.ffn_down_exps.weight");
+}
+
+/* ---- several machines, one after the other ---- */
+
+static void copy_edited(const char *from, const char *to, long at_byte)
+{
+    char *data;
+    size_t n;
+    aff_error err = {0};
+    assert_int_equal(aff__read_file(from, 1 << 28, &data, &n, &err), AFF_OK);
+    if (at_byte >= 0) data[at_byte] ^= 1;
+    FILE *f = fopen(to, "wb");
+    assert_int_equal(fwrite(data, 1, at_byte < 0 ? n + (size_t)at_byte : n, f), at_byte < 0 ? n + (size_t)at_byte : n);
+    fclose(f);
+    free(data);
+}
+
+static void split_and_join(void **state)
+{
+    (void)state;
+    quantize((aff_quantize_options){.src = DSPARK, .out = "unused", .codebook_out = at("cb.raw"), .imatrix = at("im.gguf")});
+    char *raw;
+    size_t n;
+    aff_error err = {0};
+    assert_int_equal(aff__read_file(at("cb.raw"), 1 << 20, &raw, &n, &err), AFF_OK);
+    assert_int_equal(n, 32788);
+    assert_memory_equal(raw, "AFFCB001\4\0\0\0\2\0\0\0\0\4\0\0", 20);
+    free(raw);
+    aff_quantize_options o = {.src = DSPARK, .out = at("whole.aff"), .codebook_raw = at("cb.raw"), .imatrix = at("im.gguf")};
+    quantize(o);
+    o.experts_dir = at("blobs");
+    o.range_to = 2;
+    o.threads = 1;
+    o.out = at("joined.aff");
+    quantize(o);
+    o.range_from = 1;
+    o.range_to = 0;
+    o.threads = 3;
+    quantize(o); /* layer 1 is there already */
+    o.range_from = 0;
+    o.experts_from = o.experts_dir;
+    o.experts_dir = NULL;
+    o.verify = true;
+    quantize(o);
+    same_file(at("whole.aff"), at("joined.aff"));
+
+    /* What does not belong together. */
+    aff_quantize_options bad = o;
+    bad.imatrix = NULL;
+    refused(bad, "size of the imatrix");
+    write_imatrix(at("im2.gguf"), 1.5f, "exps");
+    bad.imatrix = at("im2.gguf"); /* the same size, other numbers */
+    refused(bad, "its imatrix is another");
+    bad = o;
+    bad.codebook_raw = NULL;
+    bad.codebook = at("main.aff");
+    refused(bad, "codebook");
+    bad = o;
+    bad.compat = true;
+    refused(bad, "recipe");
+    bad.compat = false;
+    write_checkpoint(DSPARK, &(edit){.name = "layers.1.attn.kv_norm.weight", .poke_at = 1, .poke = {0x5a}, .poke_n = 1});
+    bad.src = at("ck");
+    refused(bad, "recipe");
+    rename(at("blobs/L001.affx"), at("blobs/keep"));
+    refused(o, "L001.affx");
+    copy_edited(at("blobs/L000.affx"), at("blobs/L001.affx"), 70000);
+    refused(o, "its layer is another");
+    copy_edited(at("blobs/keep"), at("blobs/L001.affx"), -3);
+    refused(o, "expected");
+    copy_edited(at("blobs/keep"), at("blobs/L001.affx"), 64 + 8); /* a plane's size */
+    refused(o, "plane 0: expected");
+    copy_edited(at("blobs/keep"), at("blobs/L001.affx"), 64 + 5 * 144 + 1000); /* a code: only --verify can see it */
+    refused(o, "layer 1 expert 0: its error is");
+    copy_edited(at("cb.raw"), at("cb2.raw"), 20);
+    bad = o;
+    bad.codebook_raw = at("cb2.raw");
+    refused(bad, "value 0 is not an E4M3 number");
+    copy_edited(at("cb.raw"), at("cb2.raw"), -1);
+    refused(bad, "no raw codebook");
+
+    refused((aff_quantize_options){.src = DSPARK, .experts_dir = at("blobs")}, "--codebook-raw");
+    refused((aff_quantize_options){.src = DSPARK, .experts_dir = at("blobs"), .experts_from = at("blobs"), .codebook_raw = at("cb.raw")},
+            "two steps");
+    refused((aff_quantize_options){.src = DSPARK, .range_to = 2, .codebook_raw = at("cb.raw")}, "--layer-range");
+    refused((aff_quantize_options){.src = DSPARK, .experts_dir = at("blobs"), .range_from = 3, .codebook_raw = at("cb.raw")},
+            "layers 0 to 2");
+}
+
+/* ---- continuing ---- */
+
+static void resume_checks_what_it_finds(void **state)
+{
+    (void)state;
+    aff_quantize_options o = {.src = DSPARK, .out = at("out/r.aff"), .codebook = at("main.aff"), .resume = true};
+    quantize((aff_quantize_options){.src = DSPARK, .out = at("given.aff"), .codebook = at("main.aff")});
+    quantize(o); /* nothing there: a fresh start */
+    same_file(at("given.aff"), at("out/r.aff"));
+    /* Left by another run: refused, and kept. */
+    FILE *f = fopen(at("out/r.aff.journal"), "wb");
+    fwrite("AFFJRNL1\1\2\3\4\5\6\7\10", 1, 16, f);
+    fclose(f);
+    aff_error err = {0};
+    assert_int_equal(aff__quantize(&o, &err), AFF_E_FORMAT);
+    assert_non_null(strstr(err.msg, "another checkpoint, codebook"));
+    assert_int_equal(access(at("out/r.aff.journal"), F_OK), 0);
+    o.resume = false;
+    quantize(o);
+    same_file(at("given.aff"), at("out/r.aff"));
+    assert_int_not_equal(access(at("out/r.aff.journal"), F_OK), 0);
+    assert_int_not_equal(access(at("out/r.aff.partial"), F_OK), 0);
+    remove(at("out/r.aff"));
+}
+
 static void bad_checkpoints(void **state)
 {
     (void)state;
@@ -724,7 +944,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(model_container),       cmocka_unit_test(compatible_container),
         cmocka_unit_test(draft_container),       cmocka_unit_test(lossless_container),
-        cmocka_unit_test(first_layers),          cmocka_unit_test(bad_checkpoints),
+        cmocka_unit_test(first_layers),          cmocka_unit_test(importance),
+        cmocka_unit_test(split_and_join),        cmocka_unit_test(resume_checks_what_it_finds),
+        cmocka_unit_test(bad_checkpoints),
         cmocka_unit_test(bad_options_and_files), cmocka_unit_test(out_of_memory),
         cmocka_unit_test(tells_what_it_does),    cmocka_unit_test(progress_lines),
     };

@@ -22,7 +22,9 @@ expect() {
 }
 
 expect 0 '--cb-spread' --help
-expect 2 'imatrix' --src "$src" --imatrix x
+expect 1 'nowhere.gguf' --src "$src" --out "$tmp/a.aff" --imatrix "$tmp/nowhere.gguf"
+expect 2 'layer-range' --src "$src" --layer-range 3
+expect 2 'layer-range' --src "$src" --layer-range 3:2 --experts-dir x --codebook-raw y
 expect 2 'expected q2p875 or mxfp4' --src "$src" --experts q4
 expect 2 '--src' --out "$tmp/a.aff"
 expect 2 'give --codebook' --src "$src" --out "$tmp/a.aff" --dspark
@@ -37,6 +39,23 @@ cmp "$tmp/a.aff" "$tmp/b.aff" || fail "one and two threads give different files"
 left=$(ls "$tmp" | tr '\n' ' ')
 [ "$left" = "a.aff b.aff log " ] || fail "left behind: $left"
 
+# aff-info against the checkpoint, the other part and itself.
+info=$1/aff-info
+"$info" --against "$src" --hashes "$tmp/a.aff" >"$tmp/info" 2>&1 || fail "aff-info --against: $(tail -2 "$tmp/info")"
+[ "$(grep -cE '^[0-9]+ [0-9]+ [0-9a-f]{16}$' "$tmp/info")" = 15 ] || fail "aff-info --hashes: expected 15 lines"
+expect 0 'MiB in' --src "$src" --out "$tmp/d.aff" --experts mxfp4 --dspark
+"$info" --draft "$tmp/d.aff" "$tmp/a.aff" >/dev/null 2>&1 || fail "aff-info --draft refuses the companion"
+"$info" --against "$src" "$tmp/d.aff" >/dev/null 2>&1 || fail "aff-info --against refuses a companion"
+"$info" --draft "$tmp/b.aff" "$tmp/a.aff" >"$tmp/info" 2>&1 && fail "aff-info --draft takes a model for a draft"
+grep -q "mtp_main_proj" "$tmp/info" || fail "aff-info --draft: no reason given"
+mkdir "$tmp/other"
+cp "$src"/* "$tmp/other/"
+printf ' ' >>"$tmp/other/config.json"
+"$info" --against "$tmp/other" "$tmp/a.aff" >"$tmp/info" 2>&1 && fail "aff-info --against: another config passes"
+grep -q "its config differs" "$tmp/info" || fail "aff-info --against: $(tail -1 "$tmp/info")"
+"$info" --against "$(dirname "$src")/ckpt-mtp1" "$tmp/a.aff" >/dev/null 2>&1 && fail "aff-info --against: another checkpoint passes"
+rm -rf "$tmp/other" "$tmp/d.aff" "$tmp/info"
+
 # A lock held by someone else; an output that another run made stays as it is.
 before=$(cksum <"$tmp/a.aff")
 (
@@ -45,6 +64,32 @@ before=$(cksum <"$tmp/a.aff")
     exit $fails
 ) 9>"$tmp/a.aff.lock" || fails=$((fails + 1))
 [ "$before" = "$(cksum <"$tmp/a.aff")" ] || fail "a locked output changed"
+
+# Killed at any moment: nothing under the final name; --resume gives the file of one run. The kills come earlier and earlier in a run.
+cb=$tmp/cb.raw
+expect 0 'codebook' --src "$src" --codebook-out "$cb"
+expect 0 'verified' --src "$src" --out "$tmp/one.aff" --codebook-raw "$cb" --threads 1 --verify
+start=$(date +%s%N)
+"$bin" --src "$src" --out "$tmp/k.aff" --codebook-raw "$cb" --threads 1 >/dev/null 2>&1
+took=$(($(date +%s%N) - start))
+rm -f "$tmp/k.aff"
+kept=0
+for i in $(seq 20); do
+    "$bin" --src "$src" --out "$tmp/k.aff" --codebook-raw "$cb" --threads $((i % 3 + 1)) --resume >"$tmp/log" 2>&1 &
+    pid=$!
+    sleep "$(awk -v t=$took -v i="$i" 'BEGIN { srand(i); printf "%.3f", t * 1e-9 * (0.3 + 0.6 * rand()) }')"
+    if kill -KILL $pid 2>/dev/null; then
+        wait $pid 2>/dev/null
+        [ -e "$tmp/k.aff" ] && cmp -s "$tmp/k.aff" "$tmp/one.aff" || [ ! -e "$tmp/k.aff" ] || fail "kill $i left a wrong file under the final name"
+    fi
+    wait $pid 2>/dev/null
+    [ $((i % 5)) = 0 ] || continue # let progress add up over five kills
+    expect 0 'experts are there already' --src "$src" --out "$tmp/k.aff" --codebook-raw "$cb" --threads 2 --resume
+    grep -q 'resume: 0 experts' "$tmp/log" || kept=$((kept + 1))
+    cmp "$tmp/k.aff" "$tmp/one.aff" || fail "after kill $i, --resume gives another file"
+    rm -f "$tmp/k.aff"
+done
+[ -e "$tmp/k.aff.partial" ] || [ -e "$tmp/k.aff.journal" ] && fail "a finished run left its partial file"
 
 [ $fails = 0 ] && echo "ok"
 exit $((fails > 0))
