@@ -54,7 +54,8 @@ static void kill_once(uint64_t s)
     }
     close(ends[1]);
     /* After some publications have begun, and a random while into the work that follows. */
-    for (int n = 1 + (int)(aff__splitmix64(&s) % 12); n && read(ends[0], &byte, 1) == 1; n--) {}
+    for (int n = 1 + (int)(aff__splitmix64(&s) % 12); n && read(ends[0], &byte, 1) == 1; n--) {
+    }
     volatile uint64_t spin = aff__splitmix64(&s) % 40000000;
     while (spin) spin--;
     kill(child, SIGKILL);
@@ -111,7 +112,8 @@ static void test_kills(void **state)
                 lookups++;
                 hits += at > 0;
                 tokens += (uint64_t)at;
-                if (at && !same_hash(aff__seq_digest(seq), want[f][at])) fail_msg("kill %d: family %d at %d: a wrong state", k, f, (int)at);
+                if (at && !same_hash(aff__seq_digest(seq), want[f][at]))
+                    fail_msg("kill %d: family %d at %d: a wrong state", k, f, (int)at);
                 if (at == 0 || at == N) continue;
                 run_to(r, seq, ids[f], at + 1, 1, &s, row);
                 assert_memory_equal(&row[0], &logits[f][at + 1], sizeof(float));
@@ -119,8 +121,8 @@ static void test_kills(void **state)
         aff__prefix_close(p);
     }
     assert_true(hits > 0);
-    print_message("%d kills, %d in the middle of a file: %llu look-ups, %llu hits, %llu tokens restored, none wrong\n", kills, torn,
-                  (unsigned long long)lookups, (unsigned long long)hits, (unsigned long long)tokens);
+    print_message("%d kills, %d in the middle of a file: %llu look-ups, %llu hits, %llu tokens restored, none wrong\n",
+                  kills, torn, (unsigned long long)lookups, (unsigned long long)hits, (unsigned long long)tokens);
     aff__seq_free(seq);
     aff__runner_free(r);
     aff__net_close(net);
