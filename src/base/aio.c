@@ -1,5 +1,5 @@
-/* Every request is cut into pieces of 1 MiB, and up to DEPTH pieces are in flight: enough to keep a fast disk busy, whatever the
- * sizes. A piece that came back short is sent again for its rest. */
+/* Every request is cut into pieces of 1 MiB, and up to DEPTH pieces are in flight: enough to keep a fast disk busy,
+ * whatever the sizes. A piece that came back short is sent again for its rest. */
 #define _GNU_SOURCE
 #include "base/aio.h"
 #include "base/mem.h"
@@ -85,7 +85,8 @@ static void submit_piece(aff_aio *a, piece *p, bool write)
 static bool finish_piece(piece *p, int res, bool write)
 {
     if (res == -EINTR || res == -EAGAIN) return true;
-    if (res == -EINVAL || res == -EOPNOTSUPP || res == -ENOSYS) { /* perhaps the operation, not the file: ask the system call */
+    if (res == -EINVAL || res == -EOPNOTSUPP ||
+        res == -ENOSYS) { /* perhaps the operation, not the file: ask the system call */
         do_piece(*p, write);
         return false;
     }
@@ -152,7 +153,10 @@ void aff__aio_free(aff_aio *a)
     free(a);
 }
 
-bool aff__aio_uring(const aff_aio *a) { return a->uring; }
+bool aff__aio_uring(const aff_aio *a)
+{
+    return a->uring;
+}
 
 void aff__aio_run(aff_aio *a, aff_io *io, int n, bool write)
 {

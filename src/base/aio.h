@@ -1,4 +1,5 @@
-/* aio.h - many reads or writes of files at once: io_uring where the system allows it, else threads with pread and pwrite. */
+/* aio.h - many reads or writes of files at once: io_uring where the system allows it, else threads with pread and
+ * pwrite. */
 #ifndef AFF_BASE_AIO_H
 #define AFF_BASE_AIO_H
 #include "base/status.h"

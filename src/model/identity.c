@@ -32,8 +32,9 @@ static void sample_weight(XXH3_state_t *h, const aff_weight *w)
 
 static void sample_block(XXH3_state_t *h, const aff_block *b, const aff_config *c)
 {
-    const aff_weight *w[] = {&b->wq_a,     &b->wq_b,         &b->wkv,            &b->wo_a, &b->wo_b,    &b->comp_wkv, &b->comp_wgate, &b->idx_wq_b,
-                             &b->idx_proj, &b->idx_comp_wkv, &b->idx_comp_wgate, &b->gate, &b->sh_gate, &b->sh_up,    &b->sh_down};
+    const aff_weight *w[] = {&b->wq_a,           &b->wq_b,       &b->wkv,      &b->wo_a,     &b->wo_b,
+                             &b->comp_wkv,       &b->comp_wgate, &b->idx_wq_b, &b->idx_proj, &b->idx_comp_wkv,
+                             &b->idx_comp_wgate, &b->gate,       &b->sh_gate,  &b->sh_up,    &b->sh_down};
     for (size_t i = 0; i < sizeof w / sizeof *w; i++) sample_weight(h, w[i]);
     sample(h, b->attn_norm, (uint64_t)c->hidden * sizeof(float));
     sample(h, b->ffn_norm, (uint64_t)c->hidden * sizeof(float));
@@ -61,10 +62,13 @@ void aff__net_identity(const aff_net *n, uint64_t id[2])
 {
     XXH3_state_t h;
     const aff_config *c = &n->cfg;
-    const int32_t scope[] = {n->layers, n->stages, (int32_t)n->draft, c->n_ratio, c->window, c->head_dim, c->rope_dim, c->heads, c->index_heads,
-                             c->index_dim, c->index_topk, c->picks, c->hc, c->hc_iters, c->yarn, (int32_t)c->scoring, c->draft_block, c->draft_noise};
-    const double reals[] = {c->rope_theta, c->compress_rope_theta, c->yarn_factor, c->yarn_beta_fast, c->yarn_beta_slow, (double)c->yarn_original,
-                            (double)c->hc_eps, (double)c->rms_eps, (double)c->routed_scale, (double)c->swiglu_limit};
+    const int32_t scope[] = {
+        n->layers,   n->stages,   (int32_t)n->draft, c->n_ratio,          c->window,      c->head_dim,
+        c->rope_dim, c->heads,    c->index_heads,    c->index_dim,        c->index_topk,  c->picks,
+        c->hc,       c->hc_iters, c->yarn,           (int32_t)c->scoring, c->draft_block, c->draft_noise};
+    const double reals[] = {c->rope_theta,           c->compress_rope_theta,   c->yarn_factor,    c->yarn_beta_fast,
+                            c->yarn_beta_slow,       (double)c->yarn_original, (double)c->hc_eps, (double)c->rms_eps,
+                            (double)c->routed_scale, (double)c->swiglu_limit};
     XXH3_INITSTATE(&h);
     XXH3_128bits_reset(&h);
     add(&h, scope, sizeof scope);

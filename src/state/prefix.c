@@ -1,7 +1,7 @@
-/* The index is in memory and made from the folder at open, so there is no index file that could disagree with the files. An entry
- * is in one of three states: being written (in the index, so that it is not published twice, but not to be read), there, or gone.
- * Only the engine's thread adds entries; it and the writer remove them; all of it under one lock, file reads outside of it with
- * the entries pinned, so that they are not evicted meanwhile. */
+/* The index is in memory and made from the folder at open, so there is no index file that could disagree with the
+ * files. An entry is in one of three states: being written (in the index, so that it is not published twice, but not to
+ * be read), there, or gone. Only the engine's thread adds entries; it and the writer remove them; all of it under one
+ * lock, file reads outside of it with the entries pinned, so that they are not evicted meanwhile. */
 #define _GNU_SOURCE
 #include "state/prefix.h"
 #include "base/aio.h"
@@ -63,21 +63,31 @@ struct aff_prefix {
     aff_prefix_stats stats;
 };
 
-static bool same(aff_hash a, aff_hash b) { return a.lo == b.lo && a.hi == b.hi; }
+static bool same(aff_hash a, aff_hash b)
+{
+    return a.lo == b.lo && a.hi == b.hi;
+}
 
 static void warn(aff_prefix *p, warning kind, const char *what, int error)
 {
     char line[512];
     if (p->warned[kind] || !p->o.warn) return;
     p->warned[kind] = true;
-    snprintf(line, sizeof line, "prefix cache %s: %s%s%s", p->dir, what, error ? ": " : "", error ? strerror(error) : "");
+    snprintf(line, sizeof line, "prefix cache %s: %s%s%s", p->dir, what, error ? ": " : "",
+             error ? strerror(error) : "");
     p->o.warn(p->o.warn_ctx, line);
 }
 
 /* ---- index ---- */
 
-static entry **key_chain(aff_prefix *p, aff_hash key) { return &p->by_key[key.lo % BUCKETS]; }
-static entry **parent_chain(aff_prefix *p, aff_hash parent) { return &p->by_parent[(parent.lo ^ parent.hi) % BUCKETS]; }
+static entry **key_chain(aff_prefix *p, aff_hash key)
+{
+    return &p->by_key[key.lo % BUCKETS];
+}
+static entry **parent_chain(aff_prefix *p, aff_hash parent)
+{
+    return &p->by_parent[(parent.lo ^ parent.hi) % BUCKETS];
+}
 
 static entry *find(aff_prefix *p, aff_hash key)
 {
@@ -258,14 +268,15 @@ void aff__prefix_flush(aff_prefix *p)
 
 static void name_of(const aff_pfx_entry *e, char name[NAME])
 {
-    snprintf(name, NAME, "%016llx-%016llx%016llx.%s", (unsigned long long)e->fingerprint.lo, (unsigned long long)e->key.hi, (unsigned long long)e->key.lo,
-             e->kind == AFF_PFX_BLOCK ? "blk" : "ckp");
+    snprintf(name, NAME, "%016llx-%016llx%016llx.%s", (unsigned long long)e->fingerprint.lo,
+             (unsigned long long)e->key.hi, (unsigned long long)e->key.lo, e->kind == AFF_PFX_BLOCK ? "blk" : "ckp");
 }
 
 static bool is_entry_name(const char *name)
 {
     const size_t n = strlen(name);
-    return n == 16 + 1 + 32 + 4 && strspn(name, "0123456789abcdef") == 16 && name[16] == '-' && strspn(name + 17, "0123456789abcdef") == 32 &&
+    return n == 16 + 1 + 32 + 4 && strspn(name, "0123456789abcdef") == 16 && name[16] == '-' &&
+           strspn(name + 17, "0123456789abcdef") == 32 &&
            (strcmp(name + 49, ".blk") == 0 || strcmp(name + 49, ".ckp") == 0);
 }
 
@@ -275,7 +286,8 @@ static bool read_head(aff_prefix *p, const char *name, aff_pfx_entry *e, uint64_
     uint8_t *page = NULL;
     const int fd = openat(p->dirfd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     bool ok = false;
-    if (fd >= 0 && aff__calloc(&page, AFF_PFX_PAGE, 1, "cache entry", NULL) == AFF_OK && pread(fd, page, AFF_PFX_PAGE, 0) == AFF_PFX_PAGE)
+    if (fd >= 0 && aff__calloc(&page, AFF_PFX_PAGE, 1, "cache entry", NULL) == AFF_OK &&
+        pread(fd, page, AFF_PFX_PAGE, 0) == AFF_PFX_PAGE)
         ok = aff__pfx_head(e, page, AFF_PFX_PAGE, size);
     free(page);
     if (fd >= 0) close(fd);
@@ -302,7 +314,8 @@ static aff_status scan_name(aff_prefix *p, const char *name, aged **list, size_t
     struct stat st;
     char own[24], want[NAME];
     if (strncmp(name, "tmp-", 4) == 0) unlinkat(p->dirfd, name, 0);
-    if (!is_entry_name(name) || fstatat(p->dirfd, name, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode)) return AFF_OK;
+    if (!is_entry_name(name) || fstatat(p->dirfd, name, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode))
+        return AFF_OK;
     aff_pfx_entry head = {0};
     snprintf(own, sizeof own, "%016llx-", (unsigned long long)p->fingerprint.lo);
     if (strncmp(name, own, 17) == 0) {
@@ -362,16 +375,20 @@ static aff_status take_folder(aff_prefix *p, aff_error *err)
 {
     const char *dir = p->o.dir;
     if (!dir || !*dir) return aff__fail(err, AFF_E_INVALID, "prefix cache: expected a folder");
-    if (mkdir(dir, 0700) != 0 && errno != EEXIST) return aff__fail_errno(err, "prefix cache %s: cannot make the folder", dir);
+    if (mkdir(dir, 0700) != 0 && errno != EEXIST)
+        return aff__fail_errno(err, "prefix cache %s: cannot make the folder", dir);
     char path[4096];
     AFF_TRY(aff__path_join(path, sizeof path, dir, "lock", err));
     p->lockfd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (p->lockfd < 0) return aff__fail_errno(err, "prefix cache %s: cannot write there", dir);
     if (flock(p->lockfd, LOCK_EX | LOCK_NB) != 0)
-        return errno == EWOULDBLOCK ? aff__fail(err, AFF_E_IO, "prefix cache %s: another process uses this folder: give each its own", dir)
-                                    : aff__fail_errno(err, "prefix cache %s: cannot lock", dir);
+        return errno == EWOULDBLOCK
+                   ? aff__fail(err, AFF_E_IO, "prefix cache %s: another process uses this folder: give each its own",
+                               dir)
+                   : aff__fail_errno(err, "prefix cache %s: cannot lock", dir);
     AFF_TRY(aff__path_join(path, sizeof path, dir, "session", err));
-    if (!p->o.persistent && mkdir(path, 0700) != 0 && errno != EEXIST) return aff__fail_errno(err, "prefix cache %s: cannot make the folder", path);
+    if (!p->o.persistent && mkdir(path, 0700) != 0 && errno != EEXIST)
+        return aff__fail_errno(err, "prefix cache %s: cannot make the folder", path);
     const char *use = p->o.persistent ? dir : path;
     AFF_TRY(aff__strndup(&p->dir, use, strlen(use), err));
     p->dirfd = open(p->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -391,15 +408,18 @@ static aff_status set_limit(aff_prefix *p, const aff_net *net, aff_error *err)
     AFF_TRY(aff__seq_plan(&plan, net, 1, err));
     p->stats.limit = p->o.bytes;
     if (!p->stats.limit) {
-        if (fstatvfs(p->dirfd, &v) != 0) return aff__fail_errno(err, "prefix cache %s: cannot ask for its free space", p->dir);
+        if (fstatvfs(p->dirfd, &v) != 0)
+            return aff__fail_errno(err, "prefix cache %s: cannot ask for its free space", p->dir);
         p->stats.limit = (uint64_t)v.f_bavail * v.f_frsize / 4;
         if (p->stats.limit > default_limit) p->stats.limit = default_limit;
     }
     const uint64_t block = (uint64_t)(plan.per_position * p->block) + 2 * AFF_PFX_PAGE;
     const uint64_t least = plan.raw + plan.history + plan.draft + (MIN_BLOCKS + 1) * block;
     if (p->stats.limit < least)
-        return aff__fail(err, AFF_E_LIMIT, "prefix cache %s: bound of %llu bytes: expected %llu at least, for one checkpoint and %d blocks of %d tokens", p->dir,
-                         (unsigned long long)p->stats.limit, (unsigned long long)least, MIN_BLOCKS, p->block);
+        return aff__fail(err, AFF_E_LIMIT,
+                         "prefix cache %s: bound of %llu bytes: expected %llu at least, for one checkpoint and %d "
+                         "blocks of %d tokens",
+                         p->dir, (unsigned long long)p->stats.limit, (unsigned long long)least, MIN_BLOCKS, p->block);
     return AFF_OK;
 }
 
@@ -412,7 +432,8 @@ static aff_status start(aff_prefix *p, const aff_net *net, aff_error *err)
     AFF_TRY(scan(p, err));
     AFF_TRY(aff__aio_create(&p->reader, !p->o.no_uring, err));
     AFF_TRY(aff__aio_create(&p->io, !p->o.no_uring, err));
-    if (pthread_create(&p->thread, NULL, writer, p) != 0) return aff__fail(err, AFF_E_IO, "prefix cache: cannot start its thread");
+    if (pthread_create(&p->thread, NULL, writer, p) != 0)
+        return aff__fail(err, AFF_E_IO, "prefix cache: cannot start its thread");
     p->started = true;
     return AFF_OK;
 }
@@ -422,7 +443,8 @@ aff_status aff__prefix_open(aff_prefix **out, const aff_net *net, const aff_pref
     aff_prefix *p;
     *out = NULL;
     if (o->block < 0 || o->block > AFF_PFX_MAX_TOKENS)
-        return aff__fail(err, AFF_E_INVALID, "prefix cache: tokens a block: expected 1 to %d, got %d", (int)AFF_PFX_MAX_TOKENS, o->block);
+        return aff__fail(err, AFF_E_INVALID, "prefix cache: tokens a block: expected 1 to %d, got %d",
+                         (int)AFF_PFX_MAX_TOKENS, o->block);
     AFF_TRY(aff__calloc(&p, 1, sizeof *p, "prefix cache", err));
     p->o = *o;
     p->block = o->block ? o->block : DEFAULT_BLOCK;
@@ -430,7 +452,8 @@ aff_status aff__prefix_open(aff_prefix **out, const aff_net *net, const aff_pref
     p->dirfd = p->lockfd = -1;
     p->last = &p->first;
     p->fingerprint = aff__seq_fingerprint(net);
-    p->fingerprint.lo ^= (uint64_t)p->block * UINT64_C(0x9E3779B97F4A7C15); /* blocks of another length are another layout */
+    p->fingerprint.lo ^=
+        (uint64_t)p->block * UINT64_C(0x9E3779B97F4A7C15); /* blocks of another length are another layout */
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->work, NULL);
     pthread_cond_init(&p->done, NULL);
@@ -488,7 +511,7 @@ aff_prefix_stats aff__prefix_stats(aff_prefix *p)
 
 /* A chain of entries that lead to one checkpoint, pinned. */
 typedef struct {
-    entry **block; /* [n] from the root */
+    entry **block;   /* [n] from the root */
     int64_t n, used; /* blocks known; of them before the checkpoint */
     entry *ckpt;
 } chain;
@@ -501,11 +524,13 @@ static void unpin_chain(aff_prefix *p, chain *c)
     c->ckpt = NULL;
 }
 
-static entry *best_checkpoint(aff_prefix *p, aff_hash parent, const int32_t *id, int64_t n, int64_t most, int64_t capacity)
+static entry *best_checkpoint(aff_prefix *p, aff_hash parent, const int32_t *id, int64_t n, int64_t most,
+                              int64_t capacity)
 {
     entry *best = NULL;
     for (entry *e = *parent_chain(p, parent); e; e = e->next_parent) {
-        if (!same(e->e.parent, parent) || e->writing || (int64_t)e->e.n > n || e->e.low > most || e->e.pos > capacity) continue;
+        if (!same(e->e.parent, parent) || e->writing || (int64_t)e->e.n > n || e->e.low > most || e->e.pos > capacity)
+            continue;
         if (best && best->e.n >= e->e.n) continue;
         if (same(aff__pfx_key(p->fingerprint, AFF_PFX_CHECKPOINT, parent, id, e->e.n), e->e.key)) best = e;
     }
@@ -513,11 +538,13 @@ static entry *best_checkpoint(aff_prefix *p, aff_hash parent, const int32_t *id,
 }
 
 /* Under the lock. c->block has room for n / block + 1. */
-static void look_up(aff_prefix *p, const int32_t *id, int64_t n, int64_t most, int64_t capacity, chain *c, aff_hash *keys)
+static void look_up(aff_prefix *p, const int32_t *id, int64_t n, int64_t most, int64_t capacity, chain *c,
+                    aff_hash *keys)
 {
     keys[0] = root;
     for (c->n = 0; (c->n + 1) * p->block <= n; c->n++) {
-        const aff_hash key = aff__pfx_key(p->fingerprint, AFF_PFX_BLOCK, keys[c->n], id + c->n * p->block, (uint32_t)p->block);
+        const aff_hash key =
+            aff__pfx_key(p->fingerprint, AFF_PFX_BLOCK, keys[c->n], id + c->n * p->block, (uint32_t)p->block);
         entry *e = find(p, key);
         if (!e || e->writing) break;
         e->pins++;
@@ -534,7 +561,8 @@ static void look_up(aff_prefix *p, const int32_t *id, int64_t n, int64_t most, i
     c->used = 0;
 }
 
-/* Reads a batch of whole files into buf[i] (aligned, of the entries' sizes). False at the first that cannot be read: *bad. */
+/* Reads a batch of whole files into buf[i] (aligned, of the entries' sizes). False at the first that cannot be read:
+ * *bad. */
 static bool read_files(aff_prefix *p, entry *const *e, int n, uint8_t *const *buf, bool direct, int *bad)
 {
     aff_io io[BATCH];
@@ -543,7 +571,8 @@ static bool read_files(aff_prefix *p, entry *const *e, int n, uint8_t *const *bu
         struct stat st;
         io[i] = (aff_io){.buf = buf[i], .len = e[i]->size};
         io[i].fd = openat(p->dirfd, e[i]->name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | (direct ? O_DIRECT : 0));
-        if (io[i].fd < 0 && errno == EINVAL && direct) io[i].fd = openat(p->dirfd, e[i]->name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+        if (io[i].fd < 0 && errno == EINVAL && direct)
+            io[i].fd = openat(p->dirfd, e[i]->name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
         if (ok && (io[i].fd < 0 || fstat(io[i].fd, &st) != 0 || (uint64_t)st.st_size != e[i]->size)) {
             ok = false;
             *bad = i;
@@ -567,8 +596,9 @@ static bool read_files(aff_prefix *p, entry *const *e, int n, uint8_t *const *bu
 static bool believe(const aff_prefix *p, const entry *e, const uint8_t *buf, const int32_t *id)
 {
     aff_pfx_entry f;
-    return aff__pfx_check(&f, buf, e->size) && f.kind == e->e.kind && f.n == e->e.n && f.pos == e->e.pos && f.low == e->e.low &&
-           same(f.fingerprint, p->fingerprint) && same(f.key, e->e.key) && same(f.parent, e->e.parent) && aff__pfx_same_ids(&f, buf, id);
+    return aff__pfx_check(&f, buf, e->size) && f.kind == e->e.kind && f.n == e->e.n && f.pos == e->e.pos &&
+           f.low == e->e.low && same(f.fingerprint, p->fingerprint) && same(f.key, e->e.key) &&
+           same(f.parent, e->e.parent) && aff__pfx_same_ids(&f, buf, id);
 }
 
 typedef enum { LOADED, DAMAGED, FAILED } outcome;
@@ -580,7 +610,8 @@ static outcome load_block(aff_seq *s, const entry *e, const uint8_t *buf, int64_
     return *st == AFF_OK ? LOADED : FAILED;
 }
 
-static outcome load_checkpoint(aff_prefix *p, aff_seq *s, const entry *e, const uint8_t *buf, aff_status *st, aff_error *err)
+static outcome load_checkpoint(aff_prefix *p, aff_seq *s, const entry *e, const uint8_t *buf, aff_status *st,
+                               aff_error *err)
 {
     const int64_t from = e->e.pos - e->e.n;
     if (e->e.pos - e->e.low > AFF_MAX_ROLLBACK) return DAMAGED;
@@ -595,7 +626,8 @@ static outcome load_checkpoint(aff_prefix *p, aff_seq *s, const entry *e, const 
 }
 
 /* The chain's files into the sequence; *bad: the entry that is no good. */
-static outcome load_chain(aff_prefix *p, aff_seq *s, const int32_t *id, const chain *c, entry **bad, aff_status *st, aff_error *err)
+static outcome load_chain(aff_prefix *p, aff_seq *s, const int32_t *id, const chain *c, entry **bad, aff_status *st,
+                          aff_error *err)
 {
     uint8_t *buf[BATCH] = {0};
     outcome out = LOADED;
@@ -611,7 +643,8 @@ static outcome load_chain(aff_prefix *p, aff_seq *s, const int32_t *id, const ch
             bytes += e[n]->size;
             buf[n] = aligned_alloc(AFF_PFX_PAGE, (size_t)e[n]->size);
             if (!buf[n]) {
-                *st = aff__fail(err, AFF_E_NOMEM, "prefix cache: out of memory for an entry of %llu bytes", (unsigned long long)e[n]->size);
+                *st = aff__fail(err, AFF_E_NOMEM, "prefix cache: out of memory for an entry of %llu bytes",
+                                (unsigned long long)e[n]->size);
                 out = FAILED;
                 n++;
                 break;
@@ -653,8 +686,8 @@ static void condemn(aff_prefix *p, chain *c, entry *bad)
     warn(p, WARN_DAMAGED, "a damaged entry was removed", 0);
 }
 
-aff_status aff__prefix_restore(aff_prefix *p, aff_seq *s, const int32_t *id, int64_t n, int64_t most, int64_t *restored, int64_t *matched,
-                               aff_error *err)
+aff_status aff__prefix_restore(aff_prefix *p, aff_seq *s, const int32_t *id, int64_t n, int64_t most, int64_t *restored,
+                               int64_t *matched, aff_error *err)
 {
     chain c = {0};
     aff_hash *keys = NULL;
@@ -662,7 +695,8 @@ aff_status aff__prefix_restore(aff_prefix *p, aff_seq *s, const int32_t *id, int
     aff_status st;
     *restored = *matched = 0;
     aff__seq_reset(s);
-    if (n < 0 || most < 0) return aff__fail(err, AFF_E_INVALID, "prefix cache: %lld tokens, at most %lld", (long long)n, (long long)most);
+    if (n < 0 || most < 0)
+        return aff__fail(err, AFF_E_INVALID, "prefix cache: %lld tokens, at most %lld", (long long)n, (long long)most);
     AFF_TRY(aff__calloc(&c.block, (uint64_t)(n / p->block) + 1, sizeof *c.block, "cache look-up", err));
     st = aff__calloc(&keys, (uint64_t)(n / p->block) + 2, sizeof *keys, "cache look-up", err);
     if (most > aff__seq_capacity(s)) most = aff__seq_capacity(s);
@@ -708,7 +742,8 @@ static bool enqueue(aff_prefix *p, const aff_pfx_entry *x, uint8_t *buf, entry *
         warn(p, WARN_SMALL, "the bound is too small for a context of this length", 0);
         return false;
     }
-    if (aff__calloc(&j, 1, sizeof *j, "cache entry", NULL) != AFF_OK || aff__calloc(&e, 1, sizeof *e, "cache entry", NULL) != AFF_OK) {
+    if (aff__calloc(&j, 1, sizeof *j, "cache entry", NULL) != AFF_OK ||
+        aff__calloc(&e, 1, sizeof *e, "cache entry", NULL) != AFF_OK) {
         free(j);
         return false;
     }
@@ -728,7 +763,8 @@ static bool enqueue(aff_prefix *p, const aff_pfx_entry *x, uint8_t *buf, entry *
 static uint8_t *compose(aff_pfx_entry *x, const aff_seq *s, const int32_t *id)
 {
     const int64_t from = x->pos - x->n;
-    uint8_t *buf = aligned_alloc(AFF_PFX_PAGE, (size_t)aff__pfx_size(x)), *payload = buf ? buf + aff__pfx_payload_at(x->n) : NULL;
+    uint8_t *buf = aligned_alloc(AFF_PFX_PAGE, (size_t)aff__pfx_size(x)),
+            *payload = buf ? buf + aff__pfx_payload_at(x->n) : NULL;
     if (!buf) return NULL;
     aff__seq_rows_save(s, from, x->pos, payload);
     if (x->kind == AFF_PFX_CHECKPOINT) aff__seq_tail_save(s, payload + aff__seq_rows_bytes(s, from, x->pos));
@@ -766,7 +802,10 @@ aff_status aff__prefix_publish(aff_prefix *p, const aff_seq *s, const int32_t *i
     for (c.n = 0; c.n <= blocks; c.n++) {
         const bool last = c.n == blocks;
         const int64_t from = c.n * p->block, to = last ? pos : from + p->block;
-        aff_pfx_entry x = {.kind = last ? AFF_PFX_CHECKPOINT : AFF_PFX_BLOCK, .n = (uint32_t)(to - from), .fingerprint = p->fingerprint, .parent = parent};
+        aff_pfx_entry x = {.kind = last ? AFF_PFX_CHECKPOINT : AFF_PFX_BLOCK,
+                           .n = (uint32_t)(to - from),
+                           .fingerprint = p->fingerprint,
+                           .parent = parent};
         x.pos = to;
         x.low = last ? aff__seq_low(s) : 0;
         x.key = parent = aff__pfx_key(p->fingerprint, x.kind, parent, id + from, x.n);

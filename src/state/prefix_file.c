@@ -90,7 +90,8 @@ bool aff__pfx_head(aff_pfx_entry *e, const uint8_t *buf, uint64_t have, uint64_t
     e->payload = get(buf + 80, 8);
     e->sum = get_hash(buf + 88);
     e->state = get_hash(buf + 104);
-    if (kind != (uint64_t)e->kind || e->n > AFF_PFX_MAX_TOKENS || pos > INT64_MAX || low > pos || e->n > pos) return false;
+    if (kind != (uint64_t)e->kind || e->n > AFF_PFX_MAX_TOKENS || pos > INT64_MAX || low > pos || e->n > pos)
+        return false;
     e->pos = (int64_t)pos;
     e->low = (int64_t)low;
     return e->payload <= size && aff__pfx_size(e) == size;

@@ -1,8 +1,9 @@
-/* A sequence's arrays lie one after another in a single reserved range of address space. Rings are backed at once; the arrays
- * that grow with the context are backed page by page from their front, ahead of the position, by lifting the protection of the
- * reserved pages and populating them, so that what the plan says is resident and a refusal comes here, as an error, and not later
- * as a signal. Reset only moves the position back (and gives grown memory away): no row is read before it has been written in
- * the new sequence (rings are read at positions >= 0 only, groups only when complete). */
+/* A sequence's arrays lie one after another in a single reserved range of address space. Rings are backed at once; the
+ * arrays that grow with the context are backed page by page from their front, ahead of the position, by lifting the
+ * protection of the reserved pages and populating them, so that what the plan says is resident and a refusal comes
+ * here, as an error, and not later as a signal. Reset only moves the position back (and gives grown memory away): no
+ * row is read before it has been written in the new sequence (rings are read at positions >= 0 only, groups only when
+ * complete). */
 #define _GNU_SOURCE
 #include "state/seq_internal.h"
 #include "base/mem.h"
@@ -56,7 +57,8 @@ static void carve_history(carve *c, aff_layer_state *l, const aff_config *cf, in
 {
     if (!ratio) return;
     const int coff = ratio == 4 ? 2 : 1;
-    const uint64_t width = (uint64_t)coff * (uint64_t)cf->head_dim * sizeof(float), iwidth = 2 * (uint64_t)cf->index_dim * sizeof(float);
+    const uint64_t width = (uint64_t)coff * (uint64_t)cf->head_dim * sizeof(float),
+                   iwidth = 2 * (uint64_t)cf->index_dim * sizeof(float);
     l->hist_size = pow2_at_least(coff * ratio + AFF_MAX_ROLLBACK);
     l->hist_c = take(c, l->hist_size, width);
     l->hist_z = take(c, l->hist_size, width);
@@ -103,8 +105,8 @@ static aff_status describe(aff_seq *s, const aff_net *net, int64_t positions, af
 {
     const aff_config *cf = aff__net_config(net);
     if (positions < 1 || positions > cf->max_positions)
-        return aff__fail(err, AFF_E_LIMIT, "context of %lld positions: expected 1 to max_position_embeddings %lld", (long long)positions,
-                         (long long)cf->max_positions);
+        return aff__fail(err, AFF_E_LIMIT, "context of %lld positions: expected 1 to max_position_embeddings %lld",
+                         (long long)positions, (long long)cf->max_positions);
     s->net = net;
     s->capacity = positions;
     s->n_layers = aff__net_layers(net);
@@ -185,13 +187,16 @@ aff_status aff__seq_grow(aff_seq *s, int64_t positions, aff_error *err)
 {
     if (positions <= s->backed) return AFF_OK;
     if (positions > s->capacity)
-        return aff__fail(err, AFF_E_LIMIT, "context full: %lld positions, room for %lld", (long long)positions, (long long)s->capacity);
+        return aff__fail(err, AFF_E_LIMIT, "context full: %lld positions, room for %lld", (long long)positions,
+                         (long long)s->capacity);
     int64_t want = (positions + s->margin) / s->margin; /* whole steps, one ahead of what is needed now */
     want = want > s->capacity / s->margin ? s->capacity : want * s->margin;
     if (want < positions) want = positions;
     if (set_backed(s, want) || set_backed(s, positions)) return AFF_OK;
-    return aff__fail(err, AFF_E_NOMEM, "context: the system refuses memory for positions %lld to %lld (%s): free memory, or end the sequence here",
-                     (long long)s->backed, (long long)positions, strerror(errno));
+    return aff__fail(
+        err, AFF_E_NOMEM,
+        "context: the system refuses memory for positions %lld to %lld (%s): free memory, or end the sequence here",
+        (long long)s->backed, (long long)positions, strerror(errno));
 }
 
 static aff_status check_options(const aff_seq_options *o, const aff_config *cf, aff_seq_options *use, aff_error *err)
@@ -202,9 +207,12 @@ static aff_status check_options(const aff_seq_options *o, const aff_config *cf, 
     if (use->commit == 0) use->commit = AFF_KV_COMMIT < use->size ? AFF_KV_COMMIT : use->size;
     if (use->commit == -1) use->commit = 0;
     if (use->commit < 0 || use->commit > use->size)
-        return aff__fail(err, AFF_E_INVALID, "positions backed from the start: expected at most the context's %lld, got %lld", (long long)use->size,
-                         (long long)o->commit);
-    if (use->margin < 1) return aff__fail(err, AFF_E_INVALID, "positions backed at a time: expected 1 or more, got %lld", (long long)o->margin);
+        return aff__fail(err, AFF_E_INVALID,
+                         "positions backed from the start: expected at most the context's %lld, got %lld",
+                         (long long)use->size, (long long)o->commit);
+    if (use->margin < 1)
+        return aff__fail(err, AFF_E_INVALID, "positions backed at a time: expected 1 or more, got %lld",
+                         (long long)o->margin);
     return AFF_OK;
 }
 
@@ -212,17 +220,19 @@ static aff_status reserve(aff_seq *s, const aff_config *cf, aff_error *err)
 {
     carve c = {0};
     carve_all(&c, s, cf, NULL);
-    void *p = c.overflow ? MAP_FAILED : mmap(NULL, (size_t)c.used, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *p = c.overflow ? MAP_FAILED
+                         : mmap(NULL, (size_t)c.used, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)
-        return aff__fail(err, AFF_E_NOMEM, "context of %lld positions: cannot reserve %llu bytes of address space", (long long)s->capacity,
-                         (unsigned long long)c.used);
+        return aff__fail(err, AFF_E_NOMEM, "context of %lld positions: cannot reserve %llu bytes of address space",
+                         (long long)s->capacity, (unsigned long long)c.used);
     s->region = p;
     s->region_size = c.used;
     c = (carve){.base = p};
     carve_all(&c, s, cf, NULL);
     if (!back(s->region, s->fixed_size) || !set_backed(s, s->commit))
-        return aff__fail(err, AFF_E_NOMEM, "context: the system refuses %llu bytes for the rings and the first %lld positions", (unsigned long long)s->fixed_size,
-                         (long long)s->commit);
+        return aff__fail(err, AFF_E_NOMEM,
+                         "context: the system refuses %llu bytes for the rings and the first %lld positions",
+                         (unsigned long long)s->fixed_size, (long long)s->commit);
     return AFF_OK;
 }
 
@@ -249,7 +259,8 @@ aff_status aff__seq_open(aff_seq **out, const aff_net *net, const aff_seq_option
 aff_status aff__seq_create(aff_seq **out, const aff_net *net, int64_t positions, aff_error *err)
 {
     *out = NULL;
-    if (positions < 1) return aff__fail(err, AFF_E_LIMIT, "context of %lld positions: expected 1 or more", (long long)positions);
+    if (positions < 1)
+        return aff__fail(err, AFF_E_LIMIT, "context of %lld positions: expected 1 or more", (long long)positions);
     return aff__seq_open(out, net, &(aff_seq_options){.size = positions}, err);
 }
 
@@ -283,9 +294,18 @@ void aff__seq_undo(aff_seq *s)
     s->high = s->saved_high;
 }
 
-int64_t aff__seq_pos(const aff_seq *s) { return s->pos; }
-int64_t aff__seq_capacity(const aff_seq *s) { return s->capacity; }
-int64_t aff__seq_backed(const aff_seq *s) { return s->backed; }
+int64_t aff__seq_pos(const aff_seq *s)
+{
+    return s->pos;
+}
+int64_t aff__seq_capacity(const aff_seq *s)
+{
+    return s->capacity;
+}
+int64_t aff__seq_backed(const aff_seq *s)
+{
+    return s->backed;
+}
 
 uint64_t aff__seq_committed(const aff_seq *s)
 {
@@ -303,8 +323,8 @@ int64_t aff__seq_low(const aff_seq *s)
 aff_status aff__seq_rollback(aff_seq *s, int64_t keep, aff_error *err)
 {
     if (keep < aff__seq_low(s) || keep > s->pos)
-        return aff__fail(err, AFF_E_LIMIT, "rollback from %lld to %lld positions: expected %lld to %lld", (long long)s->pos, (long long)keep,
-                         (long long)aff__seq_low(s), (long long)s->pos);
+        return aff__fail(err, AFF_E_LIMIT, "rollback from %lld to %lld positions: expected %lld to %lld",
+                         (long long)s->pos, (long long)keep, (long long)aff__seq_low(s), (long long)s->pos);
     s->pos = keep;
     return AFF_OK;
 }

@@ -15,7 +15,8 @@ typedef struct aff_span {
 struct aff_seq {
     const aff_net *net;
     int64_t pos, capacity;
-    int64_t high;  /* one past the last position ever written since the reset: what lies that far back in a history ring is gone */
+    int64_t high;  /* one past the last position ever written since the reset: what lies that far back in a history ring
+                      is gone */
     int64_t floor; /* what lies below in the rings was not restored */
     int64_t commit, margin, backed;
     int n_layers, n_stages, n_spans;
@@ -30,14 +31,14 @@ struct aff_seq {
     int64_t saved_pos, saved_high;
 };
 
-/* Around the writing of n rows at pos, for which memory must be there: after undo the sequence is as it was at begin. More rows
- * than AFF_MAX_ROLLBACK overwrite history that a second attempt needs, so the rings are copied first; fewer do no harm (spec
- * 10.4). */
+/* Around the writing of n rows at pos, for which memory must be there: after undo the sequence is as it was at begin.
+ * More rows than AFF_MAX_ROLLBACK overwrite history that a second attempt needs, so the rings are copied first; fewer
+ * do no harm (spec 10.4). */
 void aff__seq_begin(aff_seq *s, int n);
 void aff__seq_undo(aff_seq *s);
 
-/* First position whose projections a layer of this ratio can still need at `pos` (spec 10.1): the open group, and with overlap
- * (ratio 4) the one before. */
+/* First position whose projections a layer of this ratio can still need at `pos` (spec 10.1): the open group, and with
+ * overlap (ratio 4) the one before. */
 static inline int64_t aff__history_from(int64_t pos, int ratio)
 {
     const int64_t g = pos / ratio - (ratio == 4);

@@ -1,5 +1,5 @@
-/* Copies between a sequence's arrays and flat bytes. One walk over the parts (`walk_tail`) serves size, save, load and digest, so
- * the four cannot disagree about the order. */
+/* Copies between a sequence's arrays and flat bytes. One walk over the parts (`walk_tail`) serves size, save, load and
+ * digest, so the four cannot disagree about the order. */
 #include "state/snapshot.h"
 #include "base/mem.h"
 #include "state/seq_internal.h"
@@ -53,7 +53,8 @@ static void walk_tail(cursor *c, const aff_seq *s, int64_t pos, int64_t low)
         ring(c, y->raw, y->raw_size, row, raw_from, pos);
         if (!ratio) continue;
         const int64_t from = aff__history_from(low, ratio);
-        const uint64_t width = (ratio == 4 ? 2 : 1) * (uint64_t)cf->head_dim * sizeof(float), iwidth = 2 * (uint64_t)cf->index_dim * sizeof(float);
+        const uint64_t width = (ratio == 4 ? 2 : 1) * (uint64_t)cf->head_dim * sizeof(float),
+                       iwidth = 2 * (uint64_t)cf->index_dim * sizeof(float);
         ring(c, y->hist_c, y->hist_size, width, from, pos);
         ring(c, y->hist_z, y->hist_size, width, from, pos);
         if (ratio != 4) continue;
@@ -109,8 +110,8 @@ void aff__seq_tail_save(const aff_seq *s, uint8_t *out)
 aff_status aff__seq_tail_load(aff_seq *s, int64_t pos, int64_t low, const uint8_t *in, aff_error *err)
 {
     if (low < 0 || low > pos || pos - low > AFF_MAX_ROLLBACK || pos > s->capacity)
-        return aff__fail(err, AFF_E_INVALID, "restore at position %lld, down to %lld: expected at most %lld, %d apart", (long long)pos, (long long)low,
-                         (long long)s->capacity, AFF_MAX_ROLLBACK);
+        return aff__fail(err, AFF_E_INVALID, "restore at position %lld, down to %lld: expected at most %lld, %d apart",
+                         (long long)pos, (long long)low, (long long)s->capacity, AFF_MAX_ROLLBACK);
     AFF_TRY(aff__seq_grow(s, pos, err));
     cursor c = {.mode = LOAD, .at = (uint8_t *)(uintptr_t)in};
     walk_tail(&c, s, pos, low);
@@ -139,8 +140,11 @@ enum { STATE_VERSION = 1 }; /* to be raised when the bytes of a state or the num
 aff_hash aff__seq_fingerprint(const aff_net *n)
 {
     const aff_config *c = aff__net_config(n);
-    const aff_rowfmt row = aff__rowfmt_kv(aff__net_numerics(n), c->head_dim, c->rope_dim), key = aff__rowfmt_key(aff__net_numerics(n), c->index_dim);
-    const int32_t fixed[] = {STATE_VERSION, AFF_MAX_ROLLBACK, (int32_t)aff__net_numerics(n), row.bytes, row.coded, row.bf16, key.bytes, key.coded, c->window};
+    const aff_rowfmt row = aff__rowfmt_kv(aff__net_numerics(n), c->head_dim, c->rope_dim),
+                     key = aff__rowfmt_key(aff__net_numerics(n), c->index_dim);
+    const int32_t fixed[] = {STATE_VERSION, AFF_MAX_ROLLBACK, (int32_t)aff__net_numerics(n),
+                             row.bytes,     row.coded,        row.bf16,
+                             key.bytes,     key.coded,        c->window};
     uint64_t id[2];
     uint8_t bytes[sizeof id + sizeof fixed + 32] = {0};
     aff__net_identity(n, id);
@@ -174,12 +178,16 @@ static aff_hash sum_of(snapshot_head h, const uint8_t *payload)
     return (aff_hash){d.low64, d.high64};
 }
 
-static bool same_hash(aff_hash a, aff_hash b) { return a.lo == b.lo && a.hi == b.hi; }
+static bool same_hash(aff_hash a, aff_hash b)
+{
+    return a.lo == b.lo && a.hi == b.hi;
+}
 
 aff_status aff__seq_snapshot(const aff_seq *s, uint8_t **out, uint64_t *size, aff_error *err)
 {
     const uint64_t rows = aff__seq_rows_bytes(s, 0, s->pos), tail = aff__seq_tail_bytes(s, s->pos, aff__seq_low(s));
-    snapshot_head h = {.fingerprint = aff__seq_fingerprint(s->net), .pos = s->pos, .low = aff__seq_low(s), .payload = rows + tail};
+    snapshot_head h = {
+        .fingerprint = aff__seq_fingerprint(s->net), .pos = s->pos, .low = aff__seq_low(s), .payload = rows + tail};
     uint8_t *p;
     memcpy(h.magic, snapshot_magic, sizeof h.magic);
     AFF_TRY(aff__calloc(&p, sizeof h + h.payload, 1, "snapshot", err));
@@ -195,16 +203,19 @@ aff_status aff__seq_snapshot(const aff_seq *s, uint8_t **out, uint64_t *size, af
 aff_status aff__seq_restore(aff_seq *s, const uint8_t *in, uint64_t size, aff_error *err)
 {
     snapshot_head h;
-    if (size < sizeof h) return aff__fail(err, AFF_E_FORMAT, "snapshot: expected at least %zu bytes, got %llu", sizeof h, (unsigned long long)size);
+    if (size < sizeof h)
+        return aff__fail(err, AFF_E_FORMAT, "snapshot: expected at least %zu bytes, got %llu", sizeof h,
+                         (unsigned long long)size);
     memcpy(&h, in, sizeof h);
     if (memcmp(h.magic, snapshot_magic, sizeof h.magic) || !same_hash(h.fingerprint, aff__seq_fingerprint(s->net)))
         return aff__fail(err, AFF_E_FORMAT, "snapshot: of another model, layout or numerics");
     if (h.pos < 0 || h.pos > s->capacity || h.low < 0 || h.low > h.pos || h.pos - h.low > AFF_MAX_ROLLBACK)
-        return aff__fail(err, AFF_E_LIMIT, "snapshot: at position %lld, expected at most %lld", (long long)h.pos, (long long)s->capacity);
+        return aff__fail(err, AFF_E_LIMIT, "snapshot: at position %lld, expected at most %lld", (long long)h.pos,
+                         (long long)s->capacity);
     const uint64_t rows = aff__seq_rows_bytes(s, 0, h.pos), tail = aff__seq_tail_bytes(s, h.pos, h.low);
     if (h.payload != rows + tail || size - sizeof h != h.payload || !same_hash(h.sum, sum_of(h, in + sizeof h)))
-        return aff__fail(err, AFF_E_FORMAT, "snapshot: damaged: %llu bytes, expected %llu and their checksum", (unsigned long long)size,
-                         (unsigned long long)(sizeof h + rows + tail));
+        return aff__fail(err, AFF_E_FORMAT, "snapshot: damaged: %llu bytes, expected %llu and their checksum",
+                         (unsigned long long)size, (unsigned long long)(sizeof h + rows + tail));
     AFF_TRY(aff__seq_grow(s, h.pos, err));
     AFF_TRY(aff__seq_rows_load(s, 0, h.pos, in + sizeof h, err));
     return aff__seq_tail_load(s, h.pos, h.low, in + sizeof h + rows, err);

@@ -26,7 +26,11 @@ static void transfers(bool uring)
             const uint64_t len = i == 0 ? 0 : i == 1 ? 5 << 20 : aff__splitmix64(&seed) % (3 << 20);
             in[i] = malloc(len + 1), out[i] = calloc(len + 1, 1);
             for (uint64_t k = 0; k < len; k++) in[i][k] = (uint8_t)(aff__splitmix64(&seed) >> 40);
-            io[i] = (aff_io){.fd = mkostemp(path, O_CLOEXEC), .buf = in[i], .len = len, .off = aff__splitmix64(&seed) % 10000, .error = 99};
+            io[i] = (aff_io){.fd = mkostemp(path, O_CLOEXEC),
+                             .buf = in[i],
+                             .len = len,
+                             .off = aff__splitmix64(&seed) % 10000,
+                             .error = 99};
             assert_true(io[i].fd >= 0);
             unlink(path);
         }
@@ -59,8 +63,14 @@ static void transfers(bool uring)
     aff__aio_free(NULL);
 }
 
-static void test_uring(void **state) { transfers(true); }
-static void test_threads(void **state) { transfers(false); }
+static void test_uring(void **state)
+{
+    transfers(true);
+}
+static void test_threads(void **state)
+{
+    transfers(false);
+}
 
 int main(void)
 {

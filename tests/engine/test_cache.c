@@ -1,5 +1,5 @@
-/* engine with a prefix cache: a conversation that grows turn by turn, answered with and without the cache, with drafts of several
- * widths and several requests at once: the same tokens, and rows restored instead of run. */
+/* engine with a prefix cache: a conversation that grows turn by turn, answered with and without the cache, with drafts
+ * of several widths and several requests at once: the same tokens, and rows restored instead of run. */
 #include "base/rng.h"
 #include "engine/engine.h"
 #include "state/prefix.h"
@@ -61,7 +61,8 @@ static void converse(const aff_net *net, int width, int64_t chunk, aff_prefix *c
     memset(k, 0, TALKS * sizeof *k);
     for (int turn = 0; turn < TURNS; turn++) {
         for (int i = 0; i < TALKS; i++) {
-            for (int w = 0; w < SAY + turn; w++) k[i].ids[k[i].n++] = turn == 0 && i ? k[0].ids[w] : 2 + (int32_t)(aff__splitmix64(&seed) % 150);
+            for (int w = 0; w < SAY + turn; w++)
+                k[i].ids[k[i].n++] = turn == 0 && i ? k[0].ids[w] : 2 + (int32_t)(aff__splitmix64(&seed) % 150);
             k[i].from = k[i].n;
             k[i].done = false;
             aff_request r = {.prompt = k[i].ids, .n_prompt = k[i].n, .n_predict = ANSWER, .ignore_eos = true};
@@ -70,7 +71,8 @@ static void converse(const aff_net *net, int width, int64_t chunk, aff_prefix *c
             uint64_t id;
             must(aff__engine_submit(e, &r, &ev, &id, &err));
         }
-        while (aff__engine_step(e)) {}
+        while (aff__engine_step(e)) {
+        }
         for (int i = 0; i < TALKS; i++) assert_true(k[i].done && k[i].n == k[i].from + ANSWER);
     }
     aff__engine_free(e);
@@ -82,7 +84,8 @@ static void test_conversations(void **state)
         const char *model;
         int width;
         int64_t chunk;
-    } setting[] = {{"ckpt-dspark", 0, 7}, {"ckpt-dspark", 5, 256}, {"ckpt-dspark", AFF_WIDTH_AUTO, 64}, {"ckpt-mtp1", 1, 50}};
+    } setting[] = {
+        {"ckpt-dspark", 0, 7}, {"ckpt-dspark", 5, 256}, {"ckpt-dspark", AFF_WIDTH_AUTO, 64}, {"ckpt-mtp1", 1, 50}};
     static talk plain[TALKS], cached[TALKS], again[TALKS];
     for (int i = 0; i < 4; i++) {
         char dir[256];
@@ -90,7 +93,9 @@ static void test_conversations(void **state)
         aff_prefix *p;
         snprintf(dir, sizeof dir, "%s/golden/v4-sim/%s", AFF_TESTS_DIR, setting[i].model);
         must(aff__net_open(&net, dir, &(aff_net_options){.numerics = AFF_FAST, .draft = true}, &err));
-        must(aff__prefix_open(&p, net, &(aff_prefix_options){.dir = root, .bytes = UINT64_C(1) << 30, .block = 24, .verify = true}, &err));
+        must(aff__prefix_open(
+            &p, net, &(aff_prefix_options){.dir = root, .bytes = UINT64_C(1) << 30, .block = 24, .verify = true},
+            &err));
         converse(net, setting[i].width, setting[i].chunk, NULL, plain);
         converse(net, setting[i].width, setting[i].chunk, p, cached);
         converse(net, setting[i].width, setting[i].chunk, p, again);
@@ -98,7 +103,8 @@ static void test_conversations(void **state)
             assert_memory_equal(plain[k].ids, cached[k].ids, sizeof plain[k].ids);
             assert_memory_equal(plain[k].ids, again[k].ids, sizeof plain[k].ids);
             assert_int_equal(plain[k].restored, 0);
-            /* A turn begins where the one before ended, but for the answer's last token; repeated, it begins at the prompt's end. */
+            /* A turn begins where the one before ended, but for the answer's last token; repeated, it begins at the
+             * prompt's end. */
             int64_t prompts = 0, ends = 0;
             for (int turn = 0, n = 0; turn < TURNS; turn++) {
                 n += SAY + turn;

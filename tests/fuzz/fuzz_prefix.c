@@ -1,5 +1,6 @@
-/* The reader of prefix cache files over any bytes. The input is what a file holds, zeros added up to whole pages as a disk would;
- * the first byte chooses whether the two hashes are made right first, so that what lies behind them is reached. */
+/* The reader of prefix cache files over any bytes. The input is what a file holds, zeros added up to whole pages as a
+ * disk would; the first byte chooses whether the two hashes are made right first, so that what lies behind them is
+ * reached. */
 #include "state/prefix_file.h"
 #include <stdlib.h>
 #include <string.h>

@@ -54,7 +54,8 @@ static void round_trip(const aff_rowfmt *f, const float *x, const char *what)
     aff__row_decode(f, row, y);
     for (int i = 0; i < f->n; i++) {
         const int g = i < f->coded ? i / f->group * f->group : f->n;
-        bool infinite = false; /* rounded up past the largest float: the codes have no infinity, the group becomes NaN */
+        bool infinite =
+            false; /* rounded up past the largest float: the codes have no infinity, the group becomes NaN */
         for (int j = g; j < g + f->group && i < f->coded; j++) infinite |= isinf(x[j]) != 0;
         same_value(y[i], infinite ? NAN : x[i], what, i);
     }

@@ -1,8 +1,8 @@
-/* State of a million positions: bytes against the plan, resident memory against both, the time of a token against the bytes that
- * it reads. Usage: long_context FOLDER [threads]; the model is written into FOLDER.
+/* State of a million positions: bytes against the plan, resident memory against both, the time of a token against the
+ * bytes that it reads. Usage: long_context FOLDER [threads]; the model is written into FOLDER.
  *
- * A few thousand tokens are run; the rows of later groups are copies of theirs, so that any position can be reached at once. What
- * a token costs does not depend on what the rows hold. */
+ * A few thousand tokens are run; the rows of later groups are copies of theirs, so that any position can be reached at
+ * once. What a token costs does not depend on what the rows hold. */
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/rng.h"
@@ -42,7 +42,8 @@ static void stretch(aff_seq *s, int64_t pos)
         const aff_span *sp = &s->span[i];
         uint8_t *rows = (uint8_t *)s->region + sp->off;
         const int64_t have = s->pos / sp->ratio, want = pos / sp->ratio;
-        for (int64_t g = have; g < want; g++) memcpy(rows + (uint64_t)g * sp->row_bytes, rows + (uint64_t)(g % have) * sp->row_bytes, sp->row_bytes);
+        for (int64_t g = have; g < want; g++)
+            memcpy(rows + (uint64_t)g * sp->row_bytes, rows + (uint64_t)(g % have) * sp->row_bytes, sp->row_bytes);
     }
     s->pos = s->high = pos;
 }
@@ -145,12 +146,15 @@ int main(int argc, char **argv)
     const aff_config *c = aff__net_config(net);
     must(aff__runner_create(&r, net, threads, &err));
     must(aff__seq_plan(&plan, net, million, &err));
-    printf("hidden %d, ratios %d %d %d, head_dim %d, %d heads, %d index heads of %d, top-k %d\n", c->hidden, c->ratio[0], c->ratio[1], c->ratio[2], c->head_dim,
-           c->heads, c->index_heads, c->index_dim, c->index_topk);
-    printf("plan at %lld positions, bytes: raw rings %llu, histories %llu, copy of the rings %llu, compressed rows %llu, indexer keys %llu, total %llu\n",
-           (long long)million, (unsigned long long)plan.raw, (unsigned long long)plan.history, (unsigned long long)plan.copy, (unsigned long long)plan.rows,
-           (unsigned long long)plan.keys, (unsigned long long)plan.total);
-    printf("bytes a position %.4f (row %llu, key %llu)\n", plan.per_position, (unsigned long long)plan.row_bytes, (unsigned long long)plan.key_bytes);
+    printf("hidden %d, ratios %d %d %d, head_dim %d, %d heads, %d index heads of %d, top-k %d\n", c->hidden,
+           c->ratio[0], c->ratio[1], c->ratio[2], c->head_dim, c->heads, c->index_heads, c->index_dim, c->index_topk);
+    printf("plan at %lld positions, bytes: raw rings %llu, histories %llu, copy of the rings %llu, compressed rows "
+           "%llu, indexer keys %llu, total %llu\n",
+           (long long)million, (unsigned long long)plan.raw, (unsigned long long)plan.history,
+           (unsigned long long)plan.copy, (unsigned long long)plan.rows, (unsigned long long)plan.keys,
+           (unsigned long long)plan.total);
+    printf("bytes a position %.4f (row %llu, key %llu)\n", plan.per_position, (unsigned long long)plan.row_bytes,
+           (unsigned long long)plan.key_bytes);
     aff_seq *other; /* touches weights and scratch first, so that what grows below is the state */
     must(aff__seq_create(&other, net, 512, &err));
     const aff_batch touch = {.n = 256, .id = calloc(256, sizeof(int32_t)), .seq = other, .want_from = 256};
@@ -176,12 +180,14 @@ int main(int argc, char **argv)
     const uint64_t committed = aff__seq_committed(s);
     const double rate = dram_rate(threads), added = bytes_read(s, c, million) - bytes_read(s, c, some);
     const double limit = 1.2 * (t64 + added / rate * 1e-6);
-    printf("committed %llu, resident memory grew by %llu (%+.2f %% of the plan)\n", (unsigned long long)committed, (unsigned long long)grown,
-           100 * ((double)grown / (double)plan.total - 1));
-    printf("a token: %.3f ms at %lld, %.3f ms at %lld; %.2f MB more are read; memory reads at %.1f GB/s; limit %.3f ms\n", t64, (long long)some, t1m,
-           (long long)million, added * 1e-6, rate, limit);
+    printf("committed %llu, resident memory grew by %llu (%+.2f %% of the plan)\n", (unsigned long long)committed,
+           (unsigned long long)grown, 100 * ((double)grown / (double)plan.total - 1));
+    printf(
+        "a token: %.3f ms at %lld, %.3f ms at %lld; %.2f MB more are read; memory reads at %.1f GB/s; limit %.3f ms\n",
+        t64, (long long)some, t1m, (long long)million, added * 1e-6, rate, limit);
     verdict("state bytes equal the plan", committed == plan.total && aff__seq_backed(s) == million);
-    verdict("resident memory within 2 %", (double)grown < 1.02 * (double)plan.total && (double)grown > 0.98 * (double)plan.total);
+    verdict("resident memory within 2 %",
+            (double)grown < 1.02 * (double)plan.total && (double)grown > 0.98 * (double)plan.total);
     verdict("a token at 1M within 1.2 x (time at 64K + added bytes / rate)", t1m <= limit);
     aff__seq_free(s);
     aff__runner_free(r);

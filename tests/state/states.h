@@ -1,5 +1,5 @@
-/* states.h - a small network with a draft, token ids, and the digest of the state after every position: what snapshots and the
- * prefix cache must reproduce. */
+/* states.h - a small network with a draft, token ids, and the digest of the state after every position: what snapshots
+ * and the prefix cache must reproduce. */
 #ifndef AFF_TESTS_STATES_H
 #define AFF_TESTS_STATES_H
 #include "base/rng.h"
@@ -23,8 +23,7 @@ static inline void make_ids(void)
     static const int leaves[FAMILIES] = {0, 40, 97, 200};
     uint64_t seed = 11;
     for (int f = 0; f < FAMILIES; f++)
-        for (int i = 0; i < N; i++)
-            ids[f][i] = i < leaves[f] ? ids[0][i] : (int32_t)(aff__splitmix64(&seed) % V);
+        for (int i = 0; i < N; i++) ids[f][i] = i < leaves[f] ? ids[0][i] : (int32_t)(aff__splitmix64(&seed) % V);
 }
 
 static inline aff_net *open_net(aff_numerics num)
@@ -44,15 +43,21 @@ static inline aff_seq *open_seq(const aff_net *n)
 }
 
 /* Runs tokens up to position `to`, in chunks of up to `most` rows; logits of the last row if wanted. */
-static inline void run_to(aff_runner *r, aff_seq *s, const int32_t *id, int64_t to, int most, uint64_t *seed, float *last)
+static inline void run_to(aff_runner *r, aff_seq *s, const int32_t *id, int64_t to, int most, uint64_t *seed,
+                          float *last)
 {
     while (aff__seq_pos(s) < to) {
-        const int64_t at = aff__seq_pos(s), left = to - at, some = 1 + (int64_t)(aff__splitmix64(seed) % (uint64_t)most);
+        const int64_t at = aff__seq_pos(s), left = to - at,
+                      some = 1 + (int64_t)(aff__splitmix64(seed) % (uint64_t)most);
         const int n = (int)(some < left ? some : left);
-        const aff_batch b = {.n = n, .id = id + at, .seq = s, .want_from = last && n == left ? n - 1 : n, .logits = last};
+        const aff_batch b = {
+            .n = n, .id = id + at, .seq = s, .want_from = last && n == left ? n - 1 : n, .logits = last};
         must(aff__forward(r, &b, &err));
     }
 }
 
-static inline bool same_hash(aff_hash a, aff_hash b) { return a.lo == b.lo && a.hi == b.hi; }
+static inline bool same_hash(aff_hash a, aff_hash b)
+{
+    return a.lo == b.lo && a.hi == b.hi;
+}
 #endif

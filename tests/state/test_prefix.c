@@ -1,4 +1,5 @@
-/* state/prefix: what is restored equals what a fresh run computes, and damage of any kind is a miss that leaves no trace. */
+/* state/prefix: what is restored equals what a fresh run computes, and damage of any kind is a miss that leaves no
+ * trace. */
 #include "state/prefix.h"
 #include "base/file.h"
 #include "model/net_internal.h"
@@ -99,7 +100,7 @@ static void hits_and_misses(bool uring, bool direct, bool persistent)
     assert_int_equal(restore(p, 0, 135, 126, &matched), 0); /* further than a rollback goes */
     assert_int_equal(matched, 120);
     assert_int_equal(restore(p, 0, 134, 134, &matched), 0); /* a checkpoint is good for those who have all its tokens */
-    publish(p, 2, 97); /* family 2 leaves at 97: its checkpoint is at the fork */
+    publish(p, 2, 97);                                      /* family 2 leaves at 97: its checkpoint is at the fork */
     publish(p, 2, 240);
     publish(p, 3, 260);
     assert_int_equal(restore(p, 1, 250, 249, &matched), 0); /* leaves at 40: two blocks known, no checkpoint */
@@ -118,7 +119,8 @@ static void hits_and_misses(bool uring, bool direct, bool persistent)
     assert_int_equal(t.blocks_written, s.blocks_written);
     assert_int_equal(t.checkpoints_written, s.checkpoints_written);
     assert_int_equal(t.checkpoints_written, 4);
-    assert_int_equal(t.blocks_written, 6 + 8 + 7); /* 0: 120 tokens; 2: 240, the first 80 shared; 3: 260, the first 120 shared */
+    assert_int_equal(t.blocks_written,
+                     6 + 8 + 7); /* 0: 120 tokens; 2: 240, the first 80 shared; 3: 260, the first 120 shared */
     assert_int_equal(t.damaged, 0);
     assert_int_equal(t.write_failures, 0);
     assert_int_equal(t.entries, t.blocks_written + t.checkpoints_written);
@@ -150,9 +152,18 @@ static void hits_and_misses(bool uring, bool direct, bool persistent)
     assert_int_equal(system(cmd), 0);
 }
 
-static void test_uring(void **state) { hits_and_misses(true, true, true); }
-static void test_threads(void **state) { hits_and_misses(false, true, true); }
-static void test_buffered(void **state) { hits_and_misses(true, false, false); }
+static void test_uring(void **state)
+{
+    hits_and_misses(true, true, true);
+}
+static void test_threads(void **state)
+{
+    hits_and_misses(false, true, true);
+}
+static void test_buffered(void **state)
+{
+    hits_and_misses(true, false, false);
+}
 
 /* Truncated, altered, emptied, exchanged: a miss, the file is gone, and the rest still serves. */
 static void test_damage(void **state)
@@ -180,14 +191,20 @@ static void test_damage(void **state)
         uint8_t byte;
         off_t at = (off_t)(aff__splitmix64(&seed) % (uint64_t)st.st_size);
         switch (round / 4) {
-        case 0: at = 8 + at % 200; __attribute__((fallthrough)); /* header and ids */
+        case 0:
+            at = 8 + at % 200;
+            __attribute__((fallthrough)); /* header and ids */
         case 1:
             assert_int_equal(pread(fd, &byte, 1, at), 1);
             byte ^= (uint8_t)(1 << round % 8);
             assert_int_equal(pwrite(fd, &byte, 1, at), 1);
             break;
-        case 2: assert_int_equal(ftruncate(fd, at / 4096 * 4096), 0); break;
-        case 3: assert_int_equal(ftruncate(fd, st.st_size + 4096), 0); break;
+        case 2:
+            assert_int_equal(ftruncate(fd, at / 4096 * 4096), 0);
+            break;
+        case 3:
+            assert_int_equal(ftruncate(fd, st.st_size + 4096), 0);
+            break;
         case 4: /* torn: the last page never reached the disk */
             assert_int_equal(ftruncate(fd, st.st_size - 4096), 0);
             assert_int_equal(ftruncate(fd, st.st_size), 0);
@@ -198,7 +215,8 @@ static void test_damage(void **state)
         }
         close(fd);
         if (reopen) p = open_cache(&o);
-        const int64_t a = restore(p, 0, 60, 59, NULL), b = restore(p, 0, 95, 94, NULL), c = restore(p, 0, 150, 149, NULL);
+        const int64_t a = restore(p, 0, 60, 59, NULL), b = restore(p, 0, 95, 94, NULL),
+                      c = restore(p, 0, 150, 149, NULL);
         assert_true((a == 59 || a == 0) && (b == 94 || b == 59 || b == 60 || b == 0));
         assert_true(c == 130 || c == 95 || c == 60 || c == 0);
         const aff_prefix_stats s = aff__prefix_stats(p);
@@ -348,7 +366,8 @@ static void test_refused_writes(void **state)
     assert_true(s.write_failures > 0);
     assert_int_equal(warnings, 1);
     assert_non_null(strstr(last_warning, "cannot write"));
-    assert_int_equal(files(o.dir, "", -1, NULL, 0), (int)s.entries); /* no temporary files (`lock` is too short a name) */
+    assert_int_equal(files(o.dir, "", -1, NULL, 0),
+                     (int)s.entries); /* no temporary files (`lock` is too short a name) */
     assert_int_equal(restore(p, 1, 110, 109, NULL), 0);
     assert_int_equal(restore(p, 0, 60, 59, NULL), 50);
     publish(p, 1, 100);
@@ -378,8 +397,9 @@ static int teardown(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_uring), cmocka_unit_test(test_threads), cmocka_unit_test(test_buffered),
-                                       cmocka_unit_test(test_damage), cmocka_unit_test(test_eviction), cmocka_unit_test(test_other_versions),
-                                       cmocka_unit_test(test_folders), cmocka_unit_test(test_refused_writes)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_uring),    cmocka_unit_test(test_threads),
+                                       cmocka_unit_test(test_buffered), cmocka_unit_test(test_damage),
+                                       cmocka_unit_test(test_eviction), cmocka_unit_test(test_other_versions),
+                                       cmocka_unit_test(test_folders),  cmocka_unit_test(test_refused_writes)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

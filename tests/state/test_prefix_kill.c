@@ -1,12 +1,14 @@
 /* A process that fills a prefix cache is killed at random points; what it leaves never gives a wrong state.
- * Arguments: number of kills (6), seed (1). The full form is scripts/check prefix. */
+ * Arguments: number of kills (6), seed (1), folder (/tmp). The full form is scripts/check prefix. */
 #include "state/prefix.h"
 #include "state/states.h"
+#include <dirent.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-static char root[] = "/tmp/aff-prefix-kill-XXXXXX";
+static char root[512];
+static const char *where = "/tmp";
 static int kills = 6;
 static uint64_t seed = 1;
 
@@ -52,7 +54,8 @@ static void kill_once(uint64_t s)
     }
     close(ends[1]);
     /* After some publications have begun, and a random while into the work that follows. */
-    for (int n = 1 + (int)(aff__splitmix64(&s) % 12); n && read(ends[0], &byte, 1) == 1; n--) {}
+    for (int n = 1 + (int)(aff__splitmix64(&s) % 12); n && read(ends[0], &byte, 1) == 1; n--) {
+    }
     volatile uint64_t spin = aff__splitmix64(&s) % 40000000;
     while (spin) spin--;
     kill(child, SIGKILL);
@@ -60,6 +63,17 @@ static void kill_once(uint64_t s)
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
     close(ends[0]);
+}
+
+/* Whether a file had been begun when the process died. */
+static int half_written(void)
+{
+    int n = 0;
+    DIR *d = opendir(root);
+    assert_non_null(d);
+    for (struct dirent *x; (x = readdir(d));) n += strncmp(x->d_name, "tmp-", 4) == 0;
+    closedir(d);
+    return n > 0;
 }
 
 static void test_kills(void **state)
@@ -70,6 +84,7 @@ static void test_kills(void **state)
     aff_runner *r;
     aff_seq *seq = open_seq(net);
     uint64_t s = seed, hits = 0, lookups = 0, tokens = 0;
+    int torn = 0;
     must(aff__runner_create(&r, net, 1, &err)); /* one thread: nothing else runs when fork is called */
     for (int f = 0; f < FAMILIES; f++) {
         aff__seq_reset(seq);
@@ -85,7 +100,9 @@ static void test_kills(void **state)
         kill_once(seed * 1000 + (uint64_t)k);
         aff_prefix *p;
         const aff_prefix_options o = options();
+        torn += half_written();
         must(aff__prefix_open(&p, net, &o, &err));
+        assert_int_equal(half_written(), 0);
         for (int f = 0; f < FAMILIES; f++)
             for (int64_t n = N; n > 0; n -= 1 + (int64_t)(aff__splitmix64(&s) % 60)) {
                 int64_t at, matched;
@@ -95,7 +112,8 @@ static void test_kills(void **state)
                 lookups++;
                 hits += at > 0;
                 tokens += (uint64_t)at;
-                if (at && !same_hash(aff__seq_digest(seq), want[f][at])) fail_msg("kill %d: family %d at %d: a wrong state", k, f, (int)at);
+                if (at && !same_hash(aff__seq_digest(seq), want[f][at]))
+                    fail_msg("kill %d: family %d at %d: a wrong state", k, f, (int)at);
                 if (at == 0 || at == N) continue;
                 run_to(r, seq, ids[f], at + 1, 1, &s, row);
                 assert_memory_equal(&row[0], &logits[f][at + 1], sizeof(float));
@@ -103,8 +121,8 @@ static void test_kills(void **state)
         aff__prefix_close(p);
     }
     assert_true(hits > 0);
-    print_message("%d kills: %llu look-ups, %llu hits, %llu tokens restored, none wrong\n", kills, (unsigned long long)lookups, (unsigned long long)hits,
-                  (unsigned long long)tokens);
+    print_message("%d kills, %d in the middle of a file: %llu look-ups, %llu hits, %llu tokens restored, none wrong\n",
+                  kills, torn, (unsigned long long)lookups, (unsigned long long)hits, (unsigned long long)tokens);
     aff__seq_free(seq);
     aff__runner_free(r);
     aff__net_close(net);
@@ -113,11 +131,12 @@ static void test_kills(void **state)
 static int setup(void **state)
 {
     make_ids();
+    snprintf(root, sizeof root, "%s/aff-prefix-kill-XXXXXX", where);
     return mkdtemp(root) ? 0 : -1;
 }
 static int teardown(void **state)
 {
-    char cmd[64];
+    char cmd[600];
     snprintf(cmd, sizeof cmd, "rm -rf '%s'", root);
     return system(cmd);
 }
@@ -126,6 +145,7 @@ int main(int argc, char **argv)
 {
     if (argc > 1) kills = atoi(argv[1]);
     if (argc > 2) seed = strtoull(argv[2], NULL, 10);
+    if (argc > 3) where = argv[3];
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_kills)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -68,7 +68,7 @@ static void test_limits(void **state)
     must(feed(r, s, ids, 20, lg));
     assert_int_equal(feed(r, s, ids, 1, lg), AFF_E_LIMIT);
     assert_int_equal(aff__draft_block(r, s, V, d, NULL, NULL, NULL, NULL, &err), AFF_E_INVALID);
-    must(aff__draft_block(r, s, 1, d, NULL, NULL, NULL, NULL, &err)); /* at the very end of the room */
+    must(aff__draft_block(r, s, 1, d, NULL, NULL, NULL, NULL, &err));          /* at the very end of the room */
     assert_int_equal(aff__draft_mtp1(r, ids, 20, 0, lg, &err), AFF_E_INVALID); /* not that kind of draft */
     aff__seq_free(s);
     aff__seq_free(other);
@@ -146,7 +146,10 @@ static void test_huge_context(void **state)
     aff__net_close(n);
 }
 
-static uint64_t pages(uint64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+static uint64_t pages(uint64_t bytes)
+{
+    return (bytes + 4095) / 4096 * 4096;
+}
 
 /* The plan by hand from spec 10.1 and 10.3, and what is committed at every step of growth. */
 static void test_plan(void **state)
@@ -188,7 +191,8 @@ static void test_plan(void **state)
         /* Ahead of the position, in steps of 48. */
         for (int64_t at = 0; at < N; at += 10) {
             must(feed(r, s, ids + at, 10, NULL));
-            assert_true(aff__seq_backed(s) >= at + 10 && aff__seq_backed(s) <= at + 10 + 48 && aff__seq_backed(s) % 48 == 0);
+            assert_true(aff__seq_backed(s) >= at + 10 && aff__seq_backed(s) <= at + 10 + 48 &&
+                        aff__seq_backed(s) % 48 == 0);
             must(aff__seq_plan(&p, n, aff__seq_backed(s), &err));
             assert_int_equal(aff__seq_committed(s), p.total);
         }
@@ -212,7 +216,8 @@ static void test_plan(void **state)
     }
 }
 
-/* The system refuses memory: the pass fails with one line, nothing is lost, and with memory it goes on to the same result. */
+/* The system refuses memory: the pass fails with one line, nothing is lost, and with memory it goes on to the same
+ * result. */
 static void test_growth_refused(void **state)
 {
     aff_net *n = open_net(ckpt, AFF_SIM);
@@ -305,8 +310,8 @@ static int remove_root(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_limits), cmocka_unit_test(test_rollback_limits),
-                                       cmocka_unit_test(test_huge_context), cmocka_unit_test(test_plan),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_limits),         cmocka_unit_test(test_rollback_limits),
+                                       cmocka_unit_test(test_huge_context),   cmocka_unit_test(test_plan),
                                        cmocka_unit_test(test_growth_refused), cmocka_unit_test(test_failed_pass)};
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

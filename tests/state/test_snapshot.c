@@ -1,5 +1,5 @@
-/* state/snapshot: restored equals recomputed at every kind of position - state, logits, draft, rollback - and bytes that are not
- * a whole snapshot of this network change nothing. */
+/* state/snapshot: restored equals recomputed at every kind of position - state, logits, draft, rollback - and bytes
+ * that are not a whole snapshot of this network change nothing. */
 #include "state/states.h"
 #include "model/net_internal.h"
 
@@ -61,7 +61,8 @@ static void restored_equals_recomputed(aff_numerics num, const int *at, int n)
     aff__net_close(net);
 }
 
-/* Group ends, the positions beside them, the middle of groups of 4 and of 128, beyond the window and the second group of 128. */
+/* Group ends, the positions beside them, the middle of groups of 4 and of 128, beyond the window and the second group
+ * of 128. */
 static void test_math(void **state)
 {
     static const int at[] = {1, 6, 127, 129};
@@ -102,7 +103,8 @@ static void test_digest_sees_everything(void **state)
         changed += !same_hash(aff__seq_digest(a), was);
     }
     /* All but what only a rollback needs. */
-    const double share = (double)(rows + live) / (double)(rows + tail), seen = (double)changed * 61 / (double)(rows + tail);
+    const double share = (double)(rows + live) / (double)(rows + tail),
+                 seen = (double)changed * 61 / (double)(rows + tail);
     assert_true(seen > share - 0.03 && seen < share + 0.03);
     free(copy);
     free(bytes);
@@ -127,7 +129,8 @@ static void test_refusals(void **state)
     assert_int_equal(aff__seq_restore(c, bytes, size, &err), AFF_E_FORMAT);
     assert_non_null(strstr(err.msg, "another model"));
     assert_int_equal(aff__seq_restore(small, bytes, size, &err), AFF_E_LIMIT);
-    for (uint64_t cut = 0; cut < size; cut += size / 37 + 1) assert_int_not_equal(aff__seq_restore(b, bytes, cut, &err), AFF_OK);
+    for (uint64_t cut = 0; cut < size; cut += size / 37 + 1)
+        assert_int_not_equal(aff__seq_restore(b, bytes, cut, &err), AFF_OK);
     for (uint64_t at = 0; at < size; at += at < 88 ? 1 : size / 53) {
         bytes[at] ^= 1;
         assert_int_not_equal(aff__seq_restore(b, bytes, size, &err), AFF_OK);
@@ -160,7 +163,8 @@ static int setup(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_math), cmocka_unit_test(test_sim), cmocka_unit_test(test_fast),
-                                       cmocka_unit_test(test_digest_sees_everything), cmocka_unit_test(test_refusals)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_math), cmocka_unit_test(test_sim),
+                                       cmocka_unit_test(test_fast), cmocka_unit_test(test_digest_sees_everything),
+                                       cmocka_unit_test(test_refusals)};
     return cmocka_run_group_tests(tests, setup, NULL);
 }
