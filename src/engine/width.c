@@ -23,7 +23,7 @@ void aff__calibration_note(aff_calibration *c, int place, float conf, bool right
 
 double aff__calibration_chance(const aff_calibration *own, const aff_calibration *all, int place, float conf)
 {
-    enum { TRUST_CONFIDENCE = 4, TRUST_ALL = 16 }; /* counts that the broader estimate is worth */
+    enum { TRUST_CONFIDENCE = 1, TRUST_ALL = 16 }; /* counts that the broader estimate is worth */
     const int r = range_of(conf);
     const double shared = ((double)all->right[place][r] + TRUST_CONFIDENCE * probability(conf)) / ((double)all->tried[place][r] + TRUST_CONFIDENCE);
     return ((double)own->right[place][r] + TRUST_ALL * shared) / ((double)own->tried[place][r] + TRUST_ALL);
