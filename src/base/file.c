@@ -13,7 +13,7 @@
 aff_status aff__map_open(aff_map *m, const char *path, aff_error *err)
 {
     *m = (aff_map){0};
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO without a writer would wait for one */
     if (fd < 0) return aff__fail_errno(err, "%s: cannot open", path);
     struct stat st;
     aff_status s = AFF_OK;

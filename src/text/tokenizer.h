@@ -7,8 +7,8 @@ typedef struct aff_tokenizer aff_tokenizer;
 
 /* Loads tokenizer.json (`path` may be the file or a folder that holds it). Checks structure and counts: dense ids,
  * every byte present, merges name known tokens, merge i gives id 259+i, pre-tokenizer patterns as known. A vocab_size
- * above 0 is the model's count: the highest id must be below it, and the fixed numbers of spec 1.2 are asserted when it
- * is 129280. A tokenizer is read-only: any number of threads may use it. */
+ * above 0 is the model's count and must be the file's; the fixed numbers of spec 1.2 are asserted when it is 129280.
+ * A tokenizer is read-only: any number of threads may use it. */
 aff_status aff__tokenizer_open(aff_tokenizer **out, const char *path, int64_t vocab_size, aff_error *err);
 aff_status aff__tokenizer_open_memory(aff_tokenizer **out, const char *json, size_t size, const char *name,
                                       int64_t vocab_size, aff_error *err);

@@ -487,6 +487,9 @@ static aff_status load(loader *l)
     AFF_TRY(read_vocab(l));
     AFF_TRY(read_added(l));
     if (full) AFF_TRY(check_full_counts(l));
+    if (l->vocab_size > 0 && l->n != l->vocab_size)
+        return FAIL(l, "%s: expected %lld tokens as the model's vocab_size says, got %u", l->name,
+                    (long long)l->vocab_size, l->n);
     AFF_TRY(build_bytes(l));
     AFF_TRY(read_merges(l));
     AFF_TRY(index_added(l));

@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <glob.h>
 
@@ -69,6 +70,14 @@ static void outputs_are_all_or_nothing(void **state)
     assert_int_equal(m.size, 5);
     aff__map_close(&m);
     assert_int_equal(aff__map_open(&m, dir, &err), AFF_E_IO);
+    char fifo[sizeof dir + 16];
+    snprintf(fifo, sizeof fifo, "%s/fifo", dir);
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    alarm(20); /* waiting for a writer fails the test */
+    assert_int_equal(aff__map_open(&m, fifo, &err), AFF_E_IO);
+    alarm(0);
+    assert_non_null(strstr(err.msg, "not a regular file"));
+    unlink(fifo);
     assert_int_equal(aff__out_open(&o, "/nonexistent-folder/x", &err), AFF_E_IO);
     assert_non_null(strstr(err.msg, "/nonexistent-folder/x"));
     unlink(path);

@@ -47,7 +47,7 @@ static void small_vocabularies_load(void **state)
     aff_test_text json = aff_test_small_json();
     aff_tokenizer *t;
     aff_error err;
-    assert_int_equal(open_text(&t, &json, 4096, &err), AFF_OK); /* ids above 261 are the model's business */
+    assert_int_equal(open_text(&t, &json, 262, &err), AFF_OK);
     assert_int_equal(aff__tokenizer_size(t), 262);
     EXPECT(t, "<s>abcab a<｜x｜></s>", 0, 260, 259, 223, 67, 261, 1);
     EXPECT(t, "cab", 69, 259);
@@ -154,6 +154,7 @@ static const struct {
      "model.merges[1]: expected \"left right\" or [\"left\", \"right\"], got an array", 0},
     {"\"a b\",\"ab c\"", "\"a b\",\"<s> c\"", "model.merges[1]: \"<s>\" is an added token", 0},
     {"\"version\"", "\"version\"", "token \"<｜x｜>\": expected an id below the model's vocab_size 261, got 261", 261},
+    {"\"version\"", "\"version\"", "expected 263 tokens as the model's vocab_size says, got 262", 263},
     {"\"version\"", "\"version\"", "entries of model.vocab: expected 128000 for a vocab_size of 129280, got 259",
      129280},
 };
