@@ -90,13 +90,11 @@ static void release(aff_gen *g)
     aff_serving *sv = g->sv;
     aff_exchange *x = g->x;
     pthread_mutex_lock(&sv->lock);
-    if (g->in_list) {
-        if (g->next) g->next->prev = g->prev;
-        if (g->prev)
-            g->prev->next = g->next;
-        else
-            sv->live = g->next;
-    }
+    if (g->next) g->next->prev = g->prev;
+    if (g->prev)
+        g->prev->next = g->next;
+    else
+        sv->live = g->next;
     if (!sv->live) pthread_cond_broadcast(&sv->idle);
     pthread_mutex_unlock(&sv->lock);
     for (int i = 0; g->choice && i < g->ask.n; i++) free_choice(&g->choice[i]);
@@ -366,14 +364,14 @@ static aff_finish how_it_ended(const aff_choice *c, const aff_outcome *o)
 
 static void count_choice(aff_serving *sv, const aff_choice *c, const aff_outcome *o)
 {
-    pthread_mutex_lock(&sv->lock);
+    pthread_mutex_lock(&sv->count_lock);
     sv->count.prompt_tokens += (uint64_t)o->prefilled;
     sv->count.tokens += (uint64_t)o->decoded;
     sv->count.prefill_ns += o->prefill_ns;
     sv->count.decode_ns += o->decode_ns;
     if (c->g->abandoned) sv->count.cancelled++;
     if (c->status != AFF_OK) sv->count.failed++;
-    pthread_mutex_unlock(&sv->lock);
+    pthread_mutex_unlock(&sv->count_lock);
 }
 
 static void all_done(aff_gen *g)
@@ -506,9 +504,9 @@ static aff_status make_choices(aff_gen *g, aff_error *err)
 /* Seconds until a place in the queue may be free, from the requests so far. */
 static int retry_after(aff_serving *sv)
 {
-    pthread_mutex_lock(&sv->lock);
+    pthread_mutex_lock(&sv->count_lock);
     const double each = sv->count.requests ? (double)(sv->count.prefill_ns + sv->count.decode_ns) / 1e9 / (double)sv->count.requests : 1;
-    pthread_mutex_unlock(&sv->lock);
+    pthread_mutex_unlock(&sv->count_lock);
     const double s = each / sv->slots;
     return s < 1 ? 1 : s > 60 ? 60 : (int)s;
 }
@@ -517,9 +515,9 @@ static void refuse(aff_gen *g, aff_status s, const aff_error *err)
 {
     char after[16];
     abandon(g);
-    pthread_mutex_lock(&g->sv->lock);
+    pthread_mutex_lock(&g->sv->count_lock);
     g->sv->count.refused++;
-    pthread_mutex_unlock(&g->sv->lock);
+    pthread_mutex_unlock(&g->sv->count_lock);
     if (s == AFF_E_LIMIT) {
         snprintf(after, sizeof after, "%d", retry_after(g->sv));
         aff__x_header(g->x, "Retry-After", after);
@@ -562,9 +560,10 @@ static void enlist(aff_gen *g)
     g->next = sv->live;
     if (g->next) g->next->prev = g;
     sv->live = g;
-    g->in_list = true;
-    sv->count.requests++;
     pthread_mutex_unlock(&sv->lock);
+    pthread_mutex_lock(&sv->count_lock);
+    sv->count.requests++;
+    pthread_mutex_unlock(&sv->count_lock);
 }
 
 void aff__gen_start(aff_serving *sv, aff_exchange *x, aff_ask *ask)
@@ -586,26 +585,26 @@ void aff__gen_start(aff_serving *sv, aff_exchange *x, aff_ask *ask)
     aff__x_ref(x);
     aff__x_release_body(x);
     if (g->ask.ignored.n) aff__x_header(x, "x-affinity-ignored", g->ask.ignored.s);
+    enlist(g);
     pthread_mutex_lock(&g->lock);
     aff_status s = aff__gen_prompt(sv, &g->ask, &ids, &g->n_prompt, &g->thinking, &err);
-    if (s == AFF_OK && too_long(g)) s = AFF_E_FORMAT; /* answered */
+    if (s == AFF_E_LIMIT) s = AFF_E_INVALID; /* one of the request; that of submit_all is the queue's */
+    const bool answered = s == AFF_OK && too_long(g);
+    if (answered) s = AFF_E_INVALID;
     if (s == AFF_OK) s = make_choices(g, &err);
+    if (s == AFF_OK) s = submit_all(g, ids, &err);
     if (s == AFF_OK) {
-        enlist(g);
-        s = submit_all(g, ids, &err);
-        if (s == AFF_OK) {
-            if (aff__x_on_gone(x, on_gone, g))
-                g->refs++;
-            else
-                abandon(g);
-        }
+        if (aff__x_on_gone(x, on_gone, g))
+            g->refs++;
+        else
+            abandon(g);
     }
     free(ids);
     if (s == AFF_OK && g->ask.stream) {
         aff__x_begin(x, 200, "text/event-stream", g->w->heartbeat);
         g->w->begin(g);
         aff__gen_flush(g);
-    } else if (s != AFF_OK && s != AFF_E_FORMAT) {
+    } else if (s != AFF_OK && !answered) {
         if (!g->choice) g->ask.n = 0;
         refuse(g, s, &err);
     }

@@ -23,9 +23,11 @@ typedef struct aff_serving {
     int slots;
     int32_t think_end; /* the token </think>, -1 */
     uint64_t started;  /* wall clock, seconds */
+    /* Order of locks: this one, a generation's, count_lock and those of the engine and of HTTP. */
     pthread_mutex_t lock;
     pthread_cond_t idle; /* `live` became NULL */
     aff_gen *live;       /* list of all at work */
+    pthread_mutex_t count_lock;
     struct {
         uint64_t requests, refused, failed, cancelled, prompt_tokens, tokens, prefill_ns, decode_ns;
     } count;
@@ -88,7 +90,7 @@ struct aff_gen {
     aff_ask ask;
     pthread_mutex_t lock;
     int refs; /* choices in the engine, and the one who makes it */
-    bool begun, abandoned, in_list;
+    bool abandoned;
     char id[48];
     uint64_t created; /* wall clock, seconds */
     int64_t n_prompt;

@@ -308,16 +308,16 @@ static void metrics(aff_server *s, aff_exchange *x)
     aff_draft_stats d;
     take_load(s, &l);
     aff__engine_draft_stats(s->sv.engine, &d);
-    pthread_mutex_lock(&s->sv.lock);
-    metric(&j, "requests_total", "counter", "Requests for text that were accepted or refused for want of a place.", (double)s->sv.count.requests);
-    metric(&j, "requests_refused_total", "counter", "Of those, refused.", (double)s->sv.count.refused);
+    pthread_mutex_lock(&s->sv.count_lock);
+    metric(&j, "requests_total", "counter", "Requests for text whose fields were right.", (double)s->sv.count.requests);
+    metric(&j, "requests_refused_total", "counter", "Of those, refused: too long, or no place in the queue.", (double)s->sv.count.refused);
     metric(&j, "choices_failed_total", "counter", "Answers that ended in an error.", (double)s->sv.count.failed);
     metric(&j, "choices_cancelled_total", "counter", "Answers whose client left.", (double)s->sv.count.cancelled);
     metric(&j, "prompt_tokens_total", "counter", "Prompt rows run.", (double)s->sv.count.prompt_tokens);
     metric(&j, "prompt_seconds_total", "counter", "Time of prompts in a slot, summed over requests.", (double)s->sv.count.prefill_ns / 1e9);
     metric(&j, "generated_tokens_total", "counter", "Tokens chosen.", (double)s->sv.count.tokens);
     metric(&j, "generation_seconds_total", "counter", "Time of answers in a slot, summed over requests.", (double)s->sv.count.decode_ns / 1e9);
-    pthread_mutex_unlock(&s->sv.lock);
+    pthread_mutex_unlock(&s->sv.count_lock);
     metric(&j, "requests_running", "gauge", "Sequences in a slot.", l.running);
     metric(&j, "requests_queued", "gauge", "Sequences that wait for one.", l.waiting);
     aff__jout_raw(&j, "# HELP affinity_drafted_tokens_total Drafted tokens verified, by place in the block.\n# TYPE affinity_drafted_tokens_total counter\n");
@@ -466,6 +466,7 @@ aff_status aff__server_start(aff_server **out, const aff_net *net, const aff_tok
     if (!s->o.engine.slots) s->o.engine.slots = 4;
     s->sv.slots = s->o.engine.slots;
     pthread_mutex_init(&s->sv.lock, NULL);
+    pthread_mutex_init(&s->sv.count_lock, NULL);
     pthread_cond_init(&s->sv.idle, NULL);
     aff_status st = aff__engine_create(&s->sv.engine, net, &s->o.engine, err);
     if (st == AFF_OK && pthread_create(&s->engine_thread, NULL, step, s->sv.engine) != 0) st = aff__fail(err, AFF_E_NOMEM, "server: cannot start a thread");
@@ -505,5 +506,6 @@ void aff__server_stop(aff_server *s, int drain_ms)
     aff__engine_free(s->sv.engine);
     pthread_cond_destroy(&s->sv.idle);
     pthread_mutex_destroy(&s->sv.lock);
+    pthread_mutex_destroy(&s->sv.count_lock);
     free(s);
 }
