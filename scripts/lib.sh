@@ -30,7 +30,7 @@ need_packages() {
     "${apt[@]}" install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
-build_packages=(gcc libc6-dev cmake ninja-build pkg-config libjansson-dev libxxhash-dev liburing-dev)
+build_packages=(gcc libc6-dev cmake ninja-build pkg-config libjansson-dev libxxhash-dev liburing-dev libmicrohttpd-dev)
 test_packages=("${build_packages[@]}" libcmocka-dev)
 
 # configure_and_build PRESET [cmake option ...]

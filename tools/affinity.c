@@ -8,6 +8,7 @@
 #include "engine/engine.h"
 #include "engine/idlist.h"
 #include "engine/text.h"
+#include "server/server.h"
 #include <errno.h>
 #include <math.h>
 #include <signal.h>
@@ -24,7 +25,7 @@ static const uint64_t collect_memory = 1ull << 30; /* bytes for the rows in flig
 typedef struct flags {
     const char *model, *tokenizer, *prompt, *prompt_file, *tokens, *logits_out, *numerics, *force, *cpu_path, *collect;
     const char *dspark, *dspark_model, *dspark_width, *bias;
-    bool no_echo, ignore_eos, dump_tokens, logits_last;
+    bool serve, no_echo, ignore_eos, dump_tokens, logits_last;
     int64_t n, top_k, seed, dump_logits, max_layers, chunk, threads, slots, logprobs, imatrix_chunk;
     double temp, top_p, min_p, presence, frequency, repetition;
     int width; /* --dspark-width */
@@ -104,6 +105,7 @@ static int parse(flags *f, int argc, char **argv)
          "The same from a file, all of it (- is standard input)."},
         {"tokens", 0, AFF_OPT_STR, &f->tokens, "LIST",
          "Token ids instead of a text: a,b,c or @FILE; nothing is put before them."},
+        {"serve", 0, AFF_OPT_FLAG, &f->serve, NULL, "Serve HTTP instead; affinity --serve --help lists the flags."},
         {"n-predict", 'n', AFF_OPT_INT, &f->n, "N", "Tokens to generate [32; 0 with --dump-logits or --logits-out].",
          .max = 1e12},
         {"temp", 0, AFF_OPT_NUM, &f->temp, "T", "Temperature; 0 takes the most likely token [0].", "Sampling", 0, 1e6},
@@ -692,6 +694,8 @@ static int run(app *a)
 int main(int argc, char **argv)
 {
     static app a;
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "--serve") == 0) return aff__serve_main(argc, argv);
     int code = parse(&a.f, argc, argv);
     if (code >= 0) return code;
     code = run(&a);

@@ -1,0 +1,29 @@
+/* server.h - the HTTP server over an engine: docs/server.md. */
+#ifndef AFF_SERVER_SERVER_H
+#define AFF_SERVER_SERVER_H
+#include "engine/engine.h"
+#include "server/http.h"
+#include "text/chat.h"
+
+typedef struct aff_server_options {
+    aff_engine_options engine;
+    aff_http_options http; /* handle, refuse and ctx are the server's own */
+    const char *api_key;   /* NULL: none needed */
+    const char *cors;      /* "*", or origins separated by commas; NULL: off */
+    const char *model;     /* its name for clients; NULL: DeepSeek-V4-Flash */
+    aff_chat_format format;
+    int64_t max_tokens_floor;
+} aff_server_options;
+
+typedef struct aff_server aff_server;
+/* Net and tokenizer are borrowed; strings of the options must live as long. */
+aff_status aff__server_start(aff_server **out, const aff_net *net, const aff_tokenizer *tok, const aff_server_options *o, aff_error *err);
+int aff__server_port(const aff_server *s);
+/* Waits until no request is at work. */
+void aff__server_wait_idle(aff_server *s);
+/* Lets requests in progress end for at most drain_ms, then ends everything. NULL allowed. */
+void aff__server_stop(aff_server *s, int drain_ms);
+
+/* affinity --serve: the whole program; returns its exit code. */
+int aff__serve_main(int argc, char **argv);
+#endif

@@ -1,0 +1,48 @@
+# affinity --serve from the outside: flags, key, log, signals.
+. "$(dirname "$0")/../tools/cli.bash"
+model=$src/models/tiny-v4
+
+refused 2 "--serve: expected a model" --serve
+refused 2 "--chat-format: expected auto, v4, 0731 or v4.1, got 'v5'" --serve -m "$model" --chat-format v5
+refused 2 "--port" --serve -m "$model" --port 70000
+refused 1 "--host: expected an IPv4 or IPv6 address, got 'nowhere'" --serve -m "$model" --host nowhere
+: >"$tmp/empty"
+refused 1 "expected a key in the first line" --serve -m "$model" --api-key-file "$tmp/empty"
+refused 1 "$tmp/none" --serve -m "$model" --api-key-file "$tmp/none"
+runs --serve --help
+grep -q -- '--max-tokens-floor' "$tmp/out" || fail "--serve --help lists the server's flags"
+
+# The server tells its address through a pipe, so that nothing here waits for time.
+printf 'secret\nsecond line\n' >"$tmp/key"
+mkfifo "$tmp/log"
+"$affinity" --serve -m "$model" --port 0 --threads 1 --context 2048 --api-key-file "$tmp/key" --max-tokens-floor 0 2>"$tmp/log" &
+pid=$!
+exec 3<"$tmp/log"
+port=
+while IFS= read -r line <&3; do
+    case $line in *"listening on http://127.0.0.1:"*) port=${line##*:}; break ;; esac
+done
+[ -n "$port" ] || { fail "no port was printed"; finish; }
+
+# ask METHOD PATH KEY BODY: the answer to $tmp/answer.
+ask() {
+    exec 4<>"/dev/tcp/127.0.0.1/$port" || { fail "cannot connect"; return; }
+    printf '%s %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nx-api-key: %s\r\nContent-Length: %d\r\n\r\n%s' "$1" "$2" "$3" "${#4}" "$4" >&4
+    cat <&4 >"$tmp/answer"
+    exec 4<&- 4>&-
+}
+ask GET /v1/models wrong ''
+grep -q '^HTTP/1.1 401' "$tmp/answer" || fail "a wrong key is refused"
+ask GET '/v1/models?secret=query' secret ''
+grep -q '"context_length": 2048' "$tmp/answer" || fail "the context is in /v1/models"
+ask POST /v1/chat/completions secret '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "thinking": {"type": "disabled"}, "temperature": 0}'
+grep -q 'The capital of France is Paris\.' "$tmp/answer" || fail "an answer: $(cat "$tmp/answer")"
+
+kill -TERM "$pid"
+cat <&3 >"$tmp/rest"
+wait "$pid"
+same "exit code after SIGTERM" 0 $?
+grep -q 'POST /v1/chat/completions 200 ' "$tmp/rest" || fail "the access log has the request"
+grep -q 'GET /v1/models 401 ' "$tmp/rest" || fail "the access log has the refused request"
+! grep -qE 'secret|capital|query' "$tmp/rest" || fail "the access log has content"
+finish
