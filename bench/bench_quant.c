@@ -1,7 +1,7 @@
-/* bench_quant [experts] [rows] - error and speed of the expert encoders on synthetic experts: gate and up 2048 x 4096, down
- * 4096 x 2048, weights N(0, 0.02) rounded to MXFP4 with scale 2^(floor(log2 amax) - 2), column importance exp(N(0, 1)),
- * seed 1; codebooks are fitted on seed 2. One line for each variant: relative Frobenius error, weighted by the importance in
- * the first run and not in the second, and experts a second of one core (by its CPU clock). */
+/* bench_quant [experts] [rows] - error and speed of the expert encoders on synthetic experts: gate and up 2048 x 4096,
+ * down 4096 x 2048, weights N(0, 0.02) rounded to MXFP4 with scale 2^(floor(log2 amax) - 2), column importance exp(N(0,
+ * 1)), seed 1; codebooks are fitted on seed 2. One line for each variant: relative Frobenius error, weighted by the
+ * importance in the first run and not in the second, and experts a second of one core (by its CPU clock). */
 #include "base/cpu.h"
 #include "base/mem.h"
 #include "base/rng.h"
@@ -158,7 +158,8 @@ static void fit(variant *v, uint64_t rows, bool weighted)
         free_expert(&x);
     }
     double start = cpu_seconds();
-    if (st == AFF_OK) st = v->compat ? aff__cb_fit(&plain, NULL, v->cb, NULL) : aff__cb_fit_joint(&joint, NULL, v->cb, NULL);
+    if (st == AFF_OK)
+        st = v->compat ? aff__cb_fit(&plain, NULL, v->cb, NULL) : aff__cb_fit_joint(&joint, NULL, v->cb, NULL);
     if (st == AFF_OK && v->compat) st = aff__cb_index_create(&v->index, v->cb, AFF_CB_GRID_COMPAT, NULL, NULL);
     aff_cb_table t[AFF_CB_VARIANTS];
     aff__cb_unpack(v->cb, t);
@@ -184,9 +185,9 @@ int main(int argc, char **argv)
                 encode(&v[k], &x, weighted);
                 free_expert(&x);
             }
-            printf("%-8s %-10s error %.4f   %.3f experts/s a core (%s)\n", v[k].name, weighted ? "weighted" : "unweighted",
-                   v[k].error / experts, v[k].weights / v[k].seconds / (3.0 * HIDDEN * INTER),
-                   aff__cpu_level_name(aff__cpu_level()));
+            printf("%-8s %-10s error %.4f   %.3f experts/s a core (%s)\n", v[k].name,
+                   weighted ? "weighted" : "unweighted", v[k].error / experts,
+                   v[k].weights / v[k].seconds / (3.0 * HIDDEN * INTER), aff__cpu_level_name(aff__cpu_level()));
             fflush(stdout);
             aff__cb_index_free(v[k].index);
             aff__search_free(v[k].search);

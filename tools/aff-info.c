@@ -429,7 +429,8 @@ static aff_status hash_experts(const aff_container *c, aff_error *err)
     for (uint64_t i = 1; i < n && s == AFF_OK; i++)
         if (all[i].hash == all[i - 1].hash)
             s = aff__fail(err, AFF_E_FORMAT,
-                          "%s: layer %" PRIu32 " expert %" PRIu32 " and layer %" PRIu32 " expert %" PRIu32 " are the same record",
+                          "%s: layer %" PRIu32 " expert %" PRIu32 " and layer %" PRIu32 " expert %" PRIu32
+                          " are the same record",
                           aff__container_path(c), all[i - 1].layer, all[i - 1].expert, all[i].layer, all[i].expert);
     free(all);
     return s;
@@ -447,13 +448,15 @@ static aff_status check_draft(const aff_container *c, aff_error *err)
     aff__container_provenance(c, &text[0], &n[0]);
     aff__container_provenance(d, &text[1], &n[1]);
     json_t *prov[2] = {embedded(text[0], n[0]), embedded(text[1], n[1])};
-    const char *from[2] = {json_string_value(json_object_get(prov[0], key)), json_string_value(json_object_get(prov[1], key))};
+    const char *from[2] = {json_string_value(json_object_get(prov[0], key)),
+                           json_string_value(json_object_get(prov[1], key))};
     aff_status s = AFF_OK;
     if (!aff__container_find(d, "mtp_main_proj"))
         s = aff__fail(err, AFF_E_FORMAT, "%s: is no draft: tensor 'mtp_main_proj' is missing", opt.draft);
-    else if (!a != !b || (a && (a->m.data_size != b->m.data_size || memcmp(a->blob, b->blob, (size_t)a->m.data_size) != 0)))
-        s = aff__fail(err, AFF_E_FORMAT, "%s: its codebook is not that of %s: quantise it with --codebook %s", opt.draft,
-                      aff__container_path(c), aff__container_path(c));
+    else if (!a != !b ||
+             (a && (a->m.data_size != b->m.data_size || memcmp(a->blob, b->blob, (size_t)a->m.data_size) != 0)))
+        s = aff__fail(err, AFF_E_FORMAT, "%s: its codebook is not that of %s: quantise it with --codebook %s",
+                      opt.draft, aff__container_path(c), aff__container_path(c));
     else if (from[0] && from[1] && strcmp(from[0], from[1]) != 0)
         s = aff__fail(err, AFF_E_FORMAT, "%s: made from checkpoint %s, but %s from %s", opt.draft, from[1],
                       aff__container_path(c), from[0]);

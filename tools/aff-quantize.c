@@ -58,15 +58,16 @@ int main(int argc, char **argv)
          "Routed experts: q2p875, 2.875 bits a weight, or mxfp4, the checkpoint's own 4.25 bits unchanged [q2p875].",
          NULL, 0, 0},
         {"imatrix", 0, AFF_OPT_STR, &o.imatrix, "FILE",
-         "Importance of the columns, GGUF or llama.cpp's older .dat: codes, scales and codebook are chosen by it, and its counts "
+         "Importance of the columns, GGUF or llama.cpp's older .dat: codes, scales and codebook are chosen by it, and "
+         "its counts "
          "become the popularity profile [every column alike].",
          NULL, 0, 0},
         {"codebook", 0, AFF_OPT_STR, &o.codebook, "FILE",
          "Take the codebook from this container instead of fitting one.", NULL, 0, 0},
         {"codebook-raw", 0, AFF_OPT_STR, &o.codebook_raw, "FILE",
          "Take the codebook from this raw file; wins over --codebook.", NULL, 0, 0},
-        {"codebook-out", 0, AFF_OPT_STR, &o.codebook_out, "FILE",
-         "Write the codebook to this raw file and stop.", NULL, 0, 0},
+        {"codebook-out", 0, AFF_OPT_STR, &o.codebook_out, "FILE", "Write the codebook to this raw file and stop.", NULL,
+         0, 0},
         {"cb-spread", 0, AFF_OPT_FLAG, &o.cb_spread, NULL,
          "Fit the codebook on experts of all layers; the default except with --compat, which fits on layer 0.", NULL, 0,
          0},
@@ -79,7 +80,8 @@ int main(int argc, char **argv)
          "Several machines", 0, 0},
         {"layer-range", 0, AFF_OPT_STR, &range, "A:B", "With --experts-dir: only layers A to B-1 [all].", NULL, 0, 0},
         {"experts-from", 0, AFF_OPT_STR, &o.experts_from, "DIR",
-         "Make the container with the experts of such a folder, which must come from the same checkpoint, codebook, imatrix and "
+         "Make the container with the experts of such a folder, which must come from the same checkpoint, codebook, "
+         "imatrix and "
          "program.",
          NULL, 0, 0},
         {"resume", 0, AFF_OPT_FLAG, &o.resume, NULL,
@@ -99,9 +101,10 @@ int main(int argc, char **argv)
     o.threads = (int)threads;
     o.mxfp4 = strcmp(experts, "mxfp4") == 0;
     aff_status s = parse_range(range, &o, &err);
-    if (s == AFF_OK) s = o.mxfp4 || strcmp(experts, "q2p875") == 0
-                         ? aff__quantize_check(&o, &err)
-                         : aff__fail(&err, AFF_E_INVALID, "--experts: expected q2p875 or mxfp4, got '%s'", experts);
+    if (s == AFF_OK)
+        s = o.mxfp4 || strcmp(experts, "q2p875") == 0
+                ? aff__quantize_check(&o, &err)
+                : aff__fail(&err, AFF_E_INVALID, "--experts: expected q2p875 or mxfp4, got '%s'", experts);
     if (s != AFF_OK) {
         fprintf(stderr, "aff-quantize: %s\n", err.msg);
         return 2;

@@ -1,7 +1,7 @@
 /* The default codebook: what the encoder will do with it is what it is fitted for. Starting from the plain fit (blocks
- * scaled by powers of two), every sample is encoded - scale, variant, sign, rotation and codes, under its importance - and
- * each entry moves to the weighted mean of the quads that chose it, all turned into its frame. In the later rounds entries
- * stand on the E4M3 grid while codes are chosen. Sums run in sample order on one thread. */
+ * scaled by powers of two), every sample is encoded - scale, variant, sign, rotation and codes, under its importance -
+ * and each entry moves to the weighted mean of the quads that chose it, all turned into its frame. In the later rounds
+ * entries stand on the E4M3 grid while codes are chosen. Sums run in sample order on one thread. */
 #include "base/mem.h"
 #include "quant/encode.h"
 #include "quant/numbers.h"

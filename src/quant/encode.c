@@ -15,8 +15,8 @@ float aff__encode_weight(float importance)
 }
 
 struct aff_encode_space {
-    float *x, *y;   /* [cols] a row and what its codes decode to, in units of its power of two */
-    float *weight;  /* [cols] floored importance */
+    float *x, *y;  /* [cols] a row and what its codes decode to, in units of its power of two */
+    float *weight; /* [cols] floored importance */
 };
 
 aff_status aff__encode_space_create(aff_encode_space **out, uint64_t cols, aff_error *err)
@@ -171,8 +171,8 @@ void aff__mxfp4_block(const aff_mxfp4 *src, uint64_t row, uint64_t block, aff_bl
     b->exponent = (int)src->scales[row * (src->cols / 32) + block / 2] - 127;
 }
 
-/* The power of two of the row scale: the largest block gets scale 6 of 0..7, and 7 stays for trying. INT_MIN: the row is
- * zero. */
+/* The power of two of the row scale: the largest block gets scale 6 of 0..7, and 7 stays for trying. INT_MIN: the row
+ * is zero. */
 static int row_exponent(const aff_mxfp4 *src, uint64_t row)
 {
     int top = INT_MIN;

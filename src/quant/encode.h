@@ -1,10 +1,11 @@
 /* encode.h - the default encoder: the best codes and scales that a decoder of dtypes 33 and 34 can read.
  *
- * For each block of 16: three scales around its largest weight, two variants, sign and rotation, 24 choices in all. Without
- * importance each is judged by its exact error. With it the choices are ranked by the errors of the unweighted nearest
- * entries, and for the first few the codes are searched anew under the columns' weights. Row scales are powers of two
- * while codes are chosen, which keeps the grid of the source; at the end each row's scale moves to its least-squares value if
- * that lowers the row's error. The bytes are a function of source, weights and codebook alone. */
+ * For each block of 16: three scales around its largest weight, two variants, sign and rotation, 24 choices in all.
+ * Without importance each is judged by its exact error. With it the choices are ranked by the errors of the unweighted
+ * nearest entries, and for the first few the codes are searched anew under the columns' weights. Row scales are powers
+ * of two while codes are chosen, which keeps the grid of the source; at the end each row's scale moves to its
+ * least-squares value if that lowers the row's error. The bytes are a function of source, weights and codebook alone.
+ */
 #ifndef AFF_QUANT_ENCODE_H
 #define AFF_QUANT_ENCODE_H
 #include "quant/expert.h"
@@ -33,9 +34,9 @@ void aff__mxfp4_block(const aff_mxfp4 *m, uint64_t row, uint64_t block, aff_bloc
 float aff__encode_weight(float importance);
 
 typedef struct aff_choice {
-    int e, j;          /* block scale 2^(row + e); the quads are E2M1 * 2^j in the codebook's units */
-    unsigned v, g;     /* variant; bit 0 sign, bit 1 rotation */
-    uint16_t pos[4];   /* positions in the search table */
+    int e, j;        /* block scale 2^(row + e); the quads are E2M1 * 2^j in the codebook's units */
+    unsigned v, g;   /* variant; bit 0 sign, bit 1 rotation */
+    uint16_t pos[4]; /* positions in the search table */
 } aff_choice;
 
 /* 2^exponent bounds the largest |weight| of the block: ceil(log2), INT_MIN for a block of zeros. */

@@ -68,8 +68,9 @@ static aff_status check_codebook_flags(const aff_quantize_options *o, aff_error 
 {
     bool given = o->codebook || o->codebook_raw;
     if (o->mxfp4 && (given || o->cb_spread || o->codebook_out))
-        return aff__fail(err, AFF_E_INVALID,
-                         "--experts mxfp4 needs no codebook: leave out --codebook, --codebook-raw, --codebook-out and --cb-spread");
+        return aff__fail(
+            err, AFF_E_INVALID,
+            "--experts mxfp4 needs no codebook: leave out --codebook, --codebook-raw, --codebook-out and --cb-spread");
     if (given && o->cb_spread)
         return aff__fail(err, AFF_E_INVALID, "--cb-spread: nothing is fitted when the codebook is given");
     if (o->dspark && !o->mxfp4 && !given)
@@ -83,17 +84,19 @@ static aff_status check_split_flags(const aff_quantize_options *o, aff_error *er
     if (o->experts_dir && o->experts_from)
         return aff__fail(err, AFF_E_INVALID, "--experts-dir and --experts-from are two steps: give one of them");
     if ((o->experts_dir || o->experts_from) && (o->mxfp4 || !(o->codebook_raw || o->codebook)))
-        return aff__fail(err, AFF_E_INVALID, "--experts-dir and --experts-from need the one codebook of all machines: give --codebook-raw");
+        return aff__fail(err, AFF_E_INVALID,
+                         "--experts-dir and --experts-from need the one codebook of all machines: give --codebook-raw");
     if (o->codebook_out && (o->experts_dir || o->experts_from || o->resume || o->verify || o->report))
         return aff__fail(err, AFF_E_INVALID, "--codebook-out writes the codebook and nothing else");
     if ((o->range_from || o->range_to) && !o->experts_dir)
         return aff__fail(err, AFF_E_INVALID, "--layer-range belongs to --experts-dir");
     if (o->range_from < 0 || o->range_to < 0 || (o->range_to && o->range_from >= o->range_to))
-        return aff__fail(err, AFF_E_INVALID, "--layer-range %" PRId64 ":%" PRId64 ": expected A:B with 0 <= A < B", o->range_from,
-                         o->range_to);
+        return aff__fail(err, AFF_E_INVALID, "--layer-range %" PRId64 ":%" PRId64 ": expected A:B with 0 <= A < B",
+                         o->range_from, o->range_to);
     if (o->experts_dir && (o->verify || o->report || o->resume))
-        return aff__fail(err, AFF_E_INVALID,
-                         "--experts-dir goes on by itself and has no container yet: leave out --resume, --verify and --report");
+        return aff__fail(
+            err, AFF_E_INVALID,
+            "--experts-dir goes on by itself and has no container yet: leave out --resume, --verify and --report");
     return AFF_OK;
 }
 
@@ -217,14 +220,16 @@ static void advise(const aff_st_tensor *t, int advice)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = ((uintptr_t)t->data + page - 1) / page * page,
               to = ((uintptr_t)t->data + t->size) / page * page;
-    if (to > from) (void)posix_madvise((void *)from, to - from, advice); /* best effort: only memory use depends on it */
+    if (to > from)
+        (void)posix_madvise((void *)from, to - from, advice); /* best effort: only memory use depends on it */
 }
 
 void aff__q_release(const aff_st_tensor *t)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = ((uintptr_t)t->data + page - 1) / page * page,
               to = ((uintptr_t)t->data + t->size) / page * page;
-    /* posix_madvise's DONTNEED does nothing in the C library; the mapping is read-only and shared, so nothing is lost. */
+    /* posix_madvise's DONTNEED does nothing in the C library; the mapping is read-only and shared, so nothing is lost.
+     */
     if (to > from) (void)madvise((void *)from, to - from, MADV_DONTNEED);
 }
 
@@ -299,15 +304,15 @@ static void describe_source(const aff_qjob *j)
 {
     const aff_qplan *p = &j->plan;
     aff__q_say(j,
-        "%s: %" PRIu64 " tensors in %d shards; hidden %" PRId64 ", %" PRId64 " layers, %" PRId64
-        " experts of width %" PRId64 ", %" PRId64 " draft stages%s",
-        j->o->src, aff__ckpt_count(p->ckpt), aff__ckpt_shards(p->ckpt), p->hidden, p->layers_in_config, p->experts,
-        p->inter, p->stages, p->has_dspark ? " (DSpark)" : "");
+               "%s: %" PRIu64 " tensors in %d shards; hidden %" PRId64 ", %" PRId64 " layers, %" PRId64
+               " experts of width %" PRId64 ", %" PRId64 " draft stages%s",
+               j->o->src, aff__ckpt_count(p->ckpt), aff__ckpt_shards(p->ckpt), p->hidden, p->layers_in_config,
+               p->experts, p->inter, p->stages, p->has_dspark ? " (DSpark)" : "");
     const aff_clayer *l = aff__cwriter_layer_layout(j->w, 0);
     aff__q_say(j, "%u %s -> %s at %.3f bits per expert weight (%s)%s", p->layers, j->o->dspark ? "stages" : "layers",
-        j->o->out, (double)l->stride * 8 / (3.0 * (double)p->inter * (double)p->hidden),
-        aff__dtype_info(j->dtype)->name,
-        !j->o->dspark && p->layers < p->layers_in_config ? "; NOT a usable model" : "");
+               j->o->out, (double)l->stride * 8 / (3.0 * (double)p->inter * (double)p->hidden),
+               aff__dtype_info(j->dtype)->name,
+               !j->o->dspark && p->layers < p->layers_in_config ? "; NOT a usable model" : "");
 }
 
 static aff_status open_imatrix(aff_qjob *j, aff_error *err)
@@ -316,14 +321,17 @@ static aff_status open_imatrix(aff_qjob *j, aff_error *err)
     struct stat st;
     if (!j->o->imatrix) return AFF_OK;
     if (j->o->dspark || j->o->mxfp4) {
-        aff__q_warn(j, "note: --imatrix is not used: %s", j->o->dspark ? "it knows only the model's own layers" : "mxfp4 experts are copied");
+        aff__q_warn(j, "note: --imatrix is not used: %s",
+                    j->o->dspark ? "it knows only the model's own layers" : "mxfp4 experts are copied");
         return AFF_OK;
     }
     aff_im_shape shape = {(uint32_t)p->layers_in_config, (uint32_t)p->experts, (uint64_t)p->hidden, (uint64_t)p->inter};
     AFF_TRY(aff__imatrix_open(&j->imatrix, j->o->imatrix, &shape, err));
     if (stat(j->o->imatrix, &st) == 0) j->imatrix_size = (uint64_t)st.st_size;
     const aff_im_info *i = aff__imatrix_info(j->imatrix);
-    aff__q_say(j, "imatrix: %s, %016" PRIx64 ": %" PRIu64 " of %" PRIu64 " matrices; %" PRIu64 " experts never seen (weight 1)%s",
+    aff__q_say(j,
+               "imatrix: %s, %016" PRIx64 ": %" PRIu64 " of %" PRIu64 " matrices; %" PRIu64
+               " experts never seen (weight 1)%s",
                j->o->imatrix, i->hash, i->present, i->present + i->missing, i->unseen,
                i->has_counts ? "" : "; without counts, so there will be no profile");
     return AFF_OK;
@@ -375,7 +383,8 @@ static aff_status run(aff_qjob *j, aff_error *err)
     AFF_TRY(hash_checkpoint(j, err));
     AFF_TRY(aff__pool_create(&j->pool, j->o->threads, err));
     AFF_TRY(open_imatrix(j, err));
-    AFF_TRY(aff__calloc(&j->errors, (uint64_t)j->plan.layers * (uint64_t)j->plan.experts, sizeof *j->errors, "expert errors", err));
+    AFF_TRY(aff__calloc(&j->errors, (uint64_t)j->plan.layers * (uint64_t)j->plan.experts, sizeof *j->errors,
+                        "expert errors", err));
     if (j->o->codebook_out) {
         AFF_TRY(aff__q_codebook(j, err));
         return aff__q_codebook_write(j, j->o->codebook_out, err);

@@ -1,31 +1,31 @@
 /* quantize.h - from a checkpoint folder to a container (spec quantiser 1-3, 8-11).
  *
- * The output is a pure function of the checkpoint, the codebook given, the imatrix and the options; not of threads, shard
- * order, processor or time. */
+ * The output is a pure function of the checkpoint, the codebook given, the imatrix and the options; not of threads,
+ * shard order, processor or time. */
 #ifndef AFF_QUANT_QUANTIZE_H
 #define AFF_QUANT_QUANTIZE_H
 #include "base/status.h"
 
 typedef struct aff_quantize_options {
-    const char *src;          /* checkpoint folder */
-    const char *out;          /* container to write */
-    const char *imatrix;      /* importance of the columns, or NULL */
-    const char *codebook;     /* container whose codebook is used; NULL: fit one */
-    const char *codebook_raw; /* the same from a raw file; wins over `codebook` */
-    const char *codebook_out; /* write the codebook raw and do nothing else */
-    const char *experts_dir;  /* write only experts, one blob a layer, into this folder */
-    const char *experts_from; /* take the experts from such blobs */
+    const char *src;              /* checkpoint folder */
+    const char *out;              /* container to write */
+    const char *imatrix;          /* importance of the columns, or NULL */
+    const char *codebook;         /* container whose codebook is used; NULL: fit one */
+    const char *codebook_raw;     /* the same from a raw file; wins over `codebook` */
+    const char *codebook_out;     /* write the codebook raw and do nothing else */
+    const char *experts_dir;      /* write only experts, one blob a layer, into this folder */
+    const char *experts_from;     /* take the experts from such blobs */
     int64_t range_from, range_to; /* with experts_dir: layers from..to-1; range_to 0: to the last */
-    const char *report;       /* JSON of the errors, or NULL */
-    int64_t layers;           /* only the first so many layers, 0: all. The result is for experiments, no model */
-    int threads;              /* 0: one per allowed CPU */
-    bool dspark;              /* the draft stages mtp.* into a companion; needs a codebook unless mxfp4 */
-    bool mxfp4;               /* keep the experts' FP4 as it is */
-    bool cb_spread;           /* fit on experts of all layers; the default unless `compat` */
-    bool compat;              /* the earlier tool's file, byte for byte */
-    bool resume;              /* go on with what a killed run of the same left behind */
-    bool verify;              /* re-decode every expert of the finished file */
-    void *ctx;                /* of the three below, each of which may be NULL; called by one thread at a time */
+    const char *report;           /* JSON of the errors, or NULL */
+    int64_t layers;               /* only the first so many layers, 0: all. The result is for experiments, no model */
+    int threads;                  /* 0: one per allowed CPU */
+    bool dspark;                  /* the draft stages mtp.* into a companion; needs a codebook unless mxfp4 */
+    bool mxfp4;                   /* keep the experts' FP4 as it is */
+    bool cb_spread;               /* fit on experts of all layers; the default unless `compat` */
+    bool compat;                  /* the earlier tool's file, byte for byte */
+    bool resume;                  /* go on with what a killed run of the same left behind */
+    bool verify;                  /* re-decode every expert of the finished file */
+    void *ctx;                    /* of the three below, each of which may be NULL; called by one thread at a time */
     void (*say)(void *ctx, const char *line);
     void (*warn)(void *ctx, const char *line);
     void (*progress)(void *ctx, uint64_t done, uint64_t total); /* checkpoint bytes */

@@ -48,7 +48,8 @@ static aff_status draw_samples(sampling *s, bool spread, aff_error *err)
 {
     const aff_qplan *p = &s->j->plan;
     int shard = aff__qplan_expert(p, 0, 0)[0].weight->shard;
-    AFF_TRY(aff__calloc(&s->weight, (uint64_t)(p->inter > p->hidden ? p->inter : p->hidden), sizeof(float), "weights", err));
+    AFF_TRY(aff__calloc(&s->weight, (uint64_t)(p->inter > p->hidden ? p->inter : p->hidden), sizeof(float), "weights",
+                        err));
     if (s->j->o->compat)
         AFF_TRY(aff__calloc(&s->w, (uint64_t)p->inter * (uint64_t)p->hidden, sizeof(float), "expert matrix", err));
     for (uint64_t e = 0; e < 8; e++) {
@@ -96,8 +97,8 @@ static void compare_checkpoints(const aff_qjob *j, const aff_container *c)
     const char *theirs = json_string_value(json_object_get(prov, "checkpoint_xxh3"));
     snprintf(mine, sizeof mine, "%016" PRIx64, j->checkpoint_hash);
     if (theirs && strcmp(theirs, mine) != 0)
-        aff__q_warn(j, "warning: %s was made from another checkpoint (%s) than %s (%s)", j->o->codebook, theirs, j->o->src,
-             mine);
+        aff__q_warn(j, "warning: %s was made from another checkpoint (%s) than %s (%s)", j->o->codebook, theirs,
+                    j->o->src, mine);
     json_decref(prov);
 }
 
@@ -177,14 +178,15 @@ static aff_status read_raw(aff_qjob *j, aff_error *err)
     aff_status s = AFF_OK;
     make_raw(j->codebook, want);
     if (n != RAW_BYTES || memcmp(data, want, RAW_HEAD) != 0)
-        s = aff__fail(err, AFF_E_FORMAT, "%s: is no raw codebook of 2 x 1024 x 4 values (%d bytes), got %zu bytes", path, RAW_BYTES,
-                      n);
+        s = aff__fail(err, AFF_E_FORMAT, "%s: is no raw codebook of 2 x 1024 x 4 values (%d bytes), got %zu bytes",
+                      path, RAW_BYTES, n);
     for (size_t i = 0; i < AFF_CB_BYTES && s == AFF_OK; i++) {
         uint32_t u;
         memcpy(&u, data + RAW_HEAD + 4 * i, 4);
         j->codebook[i] = aff__cb_round(aff__bits_f32(u));
         if (aff__e4m3_to_f32(j->codebook[i]) != aff__bits_f32(u))
-            s = aff__fail(err, AFF_E_FORMAT, "%s: value %zu is not an E4M3 number with an exponent field of 1..7", path, i);
+            s = aff__fail(err, AFF_E_FORMAT, "%s: value %zu is not an E4M3 number with an exponent field of 1..7", path,
+                          i);
     }
     free(data);
     j->codebook_from = "given";

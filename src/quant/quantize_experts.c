@@ -88,8 +88,8 @@ aff_status aff__q_encode(const aff_qjob *j, const aff_clayer *layout, uint32_t l
         aff_mxfp4 src = aff__q_matrix(j, &m[i], i);
         aff_status st = encode_matrix(j, d[i], &src, aff__q_weights(j, layer, expert, i, s->weight), s, e, &why);
         if (st != AFF_OK)
-            return aff__fail(err, st, "%s: layer %u expert %u: %s: %s", aff__ckpt_shard_path(j->plan.ckpt, m[i].weight->shard),
-                             layer, expert, names[i], why.msg);
+            return aff__fail(err, st, "%s: layer %u expert %u: %s: %s",
+                             aff__ckpt_shard_path(j->plan.ckpt, m[i].weight->shard), layer, expert, names[i], why.msg);
         aff__q_release(m[i].weight);
         aff__q_release(m[i].scale);
     }
@@ -192,9 +192,9 @@ aff_status aff__q_experts(aff_qjob *j, aff_error *err)
 
 /* ---- blobs (container 12) ---- */
 
-/* `AFFX0001`, u32 layer, u32 experts, u64 codebook hash, u64 size of the imatrix; ours in the reserved bytes: u64 XXH3-64 of the
- * imatrix, u64 hash of the whole recipe; then nine (offset, size) for each expert, payloads, and behind them five doubles for
- * each expert: its error. */
+/* `AFFX0001`, u32 layer, u32 experts, u64 codebook hash, u64 size of the imatrix; ours in the reserved bytes: u64
+ * XXH3-64 of the imatrix, u64 hash of the whole recipe; then nine (offset, size) for each expert, payloads, and behind
+ * them five doubles for each expert: its error. */
 enum { BLOB_HEAD = 64, BLOB_INDEX = 144, BLOB_PLANES = 9 };
 
 static void put_le(uint8_t *p, uint64_t v, int n)
@@ -239,8 +239,10 @@ static aff_status check_head(const aff_qjob *j, const char *path, const uint8_t 
     if (size < BLOB_HEAD) return aff__fail(err, AFF_E_FORMAT, "%s: too short for a layer of experts", path);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         if (memcmp(got + parts[i].at, want + parts[i].at, (size_t)parts[i].n) != 0)
-            return aff__fail(err, AFF_E_FORMAT, "%s: its %s is another: expected %016" PRIx64 ", got %016" PRIx64 "; remove it or "
-                             "repeat the step that made it", path, parts[i].what, get_le(want + parts[i].at, parts[i].n),
+            return aff__fail(err, AFF_E_FORMAT,
+                             "%s: its %s is another: expected %016" PRIx64 ", got %016" PRIx64 "; remove it or "
+                             "repeat the step that made it",
+                             path, parts[i].what, get_le(want + parts[i].at, parts[i].n),
                              get_le(got + parts[i].at, parts[i].n));
     return AFF_OK;
 }
@@ -353,8 +355,8 @@ aff_status aff__q_blobs_write(aff_qjob *j, aff_error *err)
     return st;
 }
 
-static aff_status copy_expert(aff_qjob *j, const aff_map *m, const char *path, uint32_t layer, int64_t e, uint8_t *record,
-                              aff_error *err)
+static aff_status copy_expert(aff_qjob *j, const aff_map *m, const char *path, uint32_t layer, int64_t e,
+                              uint8_t *record, aff_error *err)
 {
     const aff_clayer *y = aff__cwriter_layer_layout(j->w, layer);
     const uint8_t *index = m->data + BLOB_HEAD + (uint64_t)e * BLOB_INDEX;
@@ -363,11 +365,14 @@ static aff_status copy_expert(aff_qjob *j, const aff_map *m, const char *path, u
     for (int i = 0; i < BLOB_PLANES; i++) {
         uint64_t at = get_le(index + 16 * i, 8), n = get_le(index + 16 * i + 8, 8);
         if (n != size[i] || !aff__range_ok(at, n, m->size))
-            return aff__fail(err, AFF_E_FORMAT, "%s: expert %" PRId64 ", plane %d: expected %" PRIu64 " bytes inside the file, got %"
-                             PRIu64 " at %" PRIu64, path, e, i, size[i], n, at);
+            return aff__fail(err, AFF_E_FORMAT,
+                             "%s: expert %" PRId64 ", plane %d: expected %" PRIu64
+                             " bytes inside the file, got %" PRIu64 " at %" PRIu64,
+                             path, e, i, size[i], n, at);
         memcpy(record + off[i], m->data + at, n);
     }
-    return aff__cwriter_expert_noted(j->w, layer, (uint32_t)e, record, (const double *)(const void *)error_of(j, layer, e), err);
+    return aff__cwriter_expert_noted(j->w, layer, (uint32_t)e, record,
+                                     (const double *)(const void *)error_of(j, layer, e), err);
 }
 
 aff_status aff__q_blob_layer(aff_qjob *j, uint32_t layer, aff_error *err)
@@ -382,7 +387,8 @@ aff_status aff__q_blob_layer(aff_qjob *j, uint32_t layer, aff_error *err)
     uint64_t errors_at = BLOB_HEAD + n * (BLOB_INDEX + payload_size(y));
     aff_status st = check_head(j, path, m.data, m.size, layer, err);
     if (st == AFF_OK && m.size != errors_at + n * sizeof(aff_qerror))
-        st = aff__fail(err, AFF_E_FORMAT, "%s: expected %" PRIu64 " bytes, got %" PRIu64, path, errors_at + n * sizeof(aff_qerror), m.size);
+        st = aff__fail(err, AFF_E_FORMAT, "%s: expected %" PRIu64 " bytes, got %" PRIu64, path,
+                       errors_at + n * sizeof(aff_qerror), m.size);
     if (st == AFF_OK) memcpy(error_of(j, layer, 0), m.data + errors_at, n * sizeof(aff_qerror));
     if (st == AFF_OK) st = aff__calloc(&record, y->stride, 1, path, err);
     if (st == AFF_OK) {
@@ -419,13 +425,15 @@ static void verify_task(void *ctx, int64_t e, int thread)
         aff_mxfp4 src = aff__q_matrix(j, &m[i], i);
         st = aff__mxfp4_decode(&src, s->scratch, &err);
         if (st == AFF_OK)
-            st = aff__expert_matrix_error(d[i], aff__container_expert(r->c, r->layer, (uint32_t)e), j->codebook, s->scratch,
-                                          aff__q_weights(j, r->layer, (uint32_t)e, i, s->weight), &got);
+            st = aff__expert_matrix_error(d[i], aff__container_expert(r->c, r->layer, (uint32_t)e), j->codebook,
+                                          s->scratch, aff__q_weights(j, r->layer, (uint32_t)e, i, s->weight), &got);
         aff__q_release(m[i].weight);
         aff__q_release(m[i].scale);
     }
-    if (st == AFF_OK && !(close_to(got.err2, want->err2) && close_to(got.werr2, want->werr2) && close_to(got.max, want->max)))
-        st = aff__fail(&err, AFF_E_FORMAT, "%s: layer %u expert %" PRId64 ": its error is %.9g, expected %.9g: the file is damaged",
+    if (st == AFF_OK &&
+        !(close_to(got.err2, want->err2) && close_to(got.werr2, want->werr2) && close_to(got.max, want->max)))
+        st = aff__fail(&err, AFF_E_FORMAT,
+                       "%s: layer %u expert %" PRId64 ": its error is %.9g, expected %.9g: the file is damaged",
                        j->o->out, r->layer, e, aff__qerror_relative(&got), aff__qerror_relative(want));
     if (st != AFF_OK) failed_with(r, e, &err);
 }
@@ -498,13 +506,15 @@ aff_status aff__q_report(const aff_qjob *j, double seconds, aff_error *err)
             json_array_append_new(experts, json_real(aff__qerror_relative(error_of(j, l, e))));
             if (j->imatrix) json_array_append_new(weighted, json_real(aff__qerror_weighted(error_of(j, l, e))));
         }
-        json_array_append_new(layers, json_pack("{s:i, s:f, s:f, s:f, s:I, s:f, s:o, s:o}", "layer", (int)l, "error", s.mean, "weighted_error",
-                                                s.weighted, "worst", s.worst, "worst_expert", (json_int_t)s.worst_at, "largest", s.max,
-                                                "experts", experts, "experts_weighted", weighted));
+        json_array_append_new(layers, json_pack("{s:i, s:f, s:f, s:f, s:I, s:f, s:o, s:o}", "layer", (int)l, "error",
+                                                s.mean, "weighted_error", s.weighted, "worst", s.worst, "worst_expert",
+                                                (json_int_t)s.worst_at, "largest", s.max, "experts", experts,
+                                                "experts_weighted", weighted));
     }
-    all = json_pack("{s:s, s:s, s:s, s:s, s:I, s:f, s:o}", "tool", aff_version(), "source", j->o->src, "container", j->o->out,
-                    "imatrix_xxh3", hash, "unseen_experts",
-                    (json_int_t)(j->imatrix ? aff__imatrix_info(j->imatrix)->unseen : 0), "seconds", seconds, "layers", layers);
+    all = json_pack("{s:s, s:s, s:s, s:s, s:I, s:f, s:o}", "tool", aff_version(), "source", j->o->src, "container",
+                    j->o->out, "imatrix_xxh3", hash, "unseen_experts",
+                    (json_int_t)(j->imatrix ? aff__imatrix_info(j->imatrix)->unseen : 0), "seconds", seconds, "layers",
+                    layers);
     char *text = all ? json_dumps(all, JSON_INDENT(1)) : NULL;
     json_decref(all);
     if (!text) return aff__fail(err, AFF_E_NOMEM, "%s: out of memory or a path that is not UTF-8", j->o->report);

@@ -16,16 +16,16 @@ typedef struct aff_qjob {
     aff_dtype dtype; /* of the experts */
     bool has_codebook;
     uint8_t codebook[AFF_CB_BYTES];
-    uint64_t codebook_index; /* the writer's */
+    uint64_t codebook_index;   /* the writer's */
     const char *codebook_from; /* for the provenance */
     aff_cb_index *index;       /* --compat */
     aff_search *search;        /* otherwise */
     aff_imatrix *imatrix;      /* NULL: unweighted */
     uint64_t imatrix_size;     /* bytes of its file */
     uint64_t checkpoint_hash;
-    aff_qerror *errors;    /* [layers][experts] */
-    pthread_mutex_t lock;  /* guards the next two and the progress callback */
-    uint64_t done, total;  /* checkpoint bytes */
+    aff_qerror *errors;   /* [layers][experts] */
+    pthread_mutex_t lock; /* guards the next two and the progress callback */
+    uint64_t done, total; /* checkpoint bytes */
 } aff_qjob;
 
 void aff__q_say(const aff_qjob *j, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -53,8 +53,8 @@ uint64_t aff__q_recipe_hash(const aff_qjob *j);
 
 /* Encodes one expert into `record` (zeroed, stride bytes). */
 typedef struct aff_qspace {
-    float *scratch;          /* [inter * hidden] floats; --compat and --verify */
-    float *weight;           /* [max(inter, hidden)] */
+    float *scratch; /* [inter * hidden] floats; --compat and --verify */
+    float *weight;  /* [max(inter, hidden)] */
     uint8_t *record;
     aff_encode_space *encode;
 } aff_qspace;

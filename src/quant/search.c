@@ -19,10 +19,22 @@ static int compare(const entry *a, const entry *b, int axis)
     if (a->c[axis] != b->c[axis]) return a->c[axis] < b->c[axis] ? -1 : 1;
     return a->id < b->id ? -1 : 1; /* a total order: qsort need not be stable */
 }
-static int by0(const void *a, const void *b) { return compare(a, b, 0); }
-static int by1(const void *a, const void *b) { return compare(a, b, 1); }
-static int by2(const void *a, const void *b) { return compare(a, b, 2); }
-static int by3(const void *a, const void *b) { return compare(a, b, 3); }
+static int by0(const void *a, const void *b)
+{
+    return compare(a, b, 0);
+}
+static int by1(const void *a, const void *b)
+{
+    return compare(a, b, 1);
+}
+static int by2(const void *a, const void *b)
+{
+    return compare(a, b, 2);
+}
+static int by3(const void *a, const void *b)
+{
+    return compare(a, b, 3);
+}
 
 /* Halves along the widest axis until a box is left. */
 static void split(entry *e, int n)

@@ -38,7 +38,7 @@ static inline uint64_t boxes_within(const aff_search_table *s, const __m256 t[4]
 }
 
 float aff__search_avx2(const aff_search_table *s, const float *tt, const float *ww, const uint16_t *seed, int n,
-                         float limit, uint16_t *pos)
+                       float limit, uint16_t *pos)
 {
     const __m256i lanes = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0);
     float sum = 0;
@@ -49,7 +49,8 @@ float aff__search_avx2(const aff_search_table *s, const float *tt, const float *
             w[p] = _mm256_set1_ps(ww[4 * q + p]);
         }
         unsigned first = seed[q] / AFF_SEARCH_BOX * AFF_SEARCH_BOX;
-        float bound = least_of(_mm256_min_ps(distances(s, first, t, w), distances(s, first + 8, t, w))), rest = limit - sum;
+        float bound = least_of(_mm256_min_ps(distances(s, first, t, w), distances(s, first + 8, t, w))),
+              rest = limit - sum;
         __m256 best = _mm256_set1_ps(__builtin_inff());
         __m256i who = lanes;
         for (uint64_t mask = boxes_within(s, t, w, bound < rest ? bound : rest); mask; mask &= mask - 1) {

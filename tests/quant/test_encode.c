@@ -1,4 +1,5 @@
-/* encode, search: every path against full scans, bytes the same at every level, choices against brute force, the fit. */
+/* encode, search: every path against full scans, bytes the same at every level, choices against brute force, the fit.
+ */
 #include "support/test.h"
 #include "base/cpu.h"
 #include "base/mem.h"
@@ -116,7 +117,8 @@ static source *make_source(uint64_t seed)
         int row = b / (COLS / 32);
         s->scales[b] = (uint8_t)(118 + aff__splitmix64(&seed) % 2);
         for (int i = 0; i < 16; i++)
-            s->codes[b * 16 + i] = (uint8_t)(aff__f32_to_e2m1(naive_gauss(&seed) * 2.5f) | aff__f32_to_e2m1(naive_gauss(&seed) * 2.5f) << 4);
+            s->codes[b * 16 + i] = (uint8_t)(aff__f32_to_e2m1(naive_gauss(&seed) * 2.5f) |
+                                             aff__f32_to_e2m1(naive_gauss(&seed) * 2.5f) << 4);
         if (row == 4 || (row == 5 && b % 3 == 0)) memset(s->codes + b * 16, row == 4 ? 0x80 : 0, 16);
         if (row == 6) memset(s->codes + b * 16 + 8, 0, 8);
         if (row == 7) s->scales[b] = (uint8_t)(100 + b % 6 * 4);
@@ -166,7 +168,8 @@ static void same_bytes_at_every_level(void **state)
             assert_int_equal(aff__expert_matrix_error(&m, to, bytes, src->w, weight, &check), AFF_OK);
             assert_true(isfinite(check.err2));
             assert_true(fabs(check.err2 - e.err2) <= 1e-12 * check.err2 && fabs(check.w2 - e.w2) <= 1e-12 * check.w2);
-            assert_true(fabs(check.werr2 - e.werr2) <= 1e-12 * check.werr2 && fabs(check.ww2 - e.ww2) <= 1e-12 * check.ww2);
+            assert_true(fabs(check.werr2 - e.werr2) <= 1e-12 * check.werr2 &&
+                        fabs(check.ww2 - e.ww2) <= 1e-12 * check.ww2);
             assert_true(fabs(check.max - e.max) <= 1e-12 * check.max);
             /* A zero row has scale 0 and decodes to zeros. */
             float row[COLS];
@@ -223,16 +226,18 @@ static void choices_against_brute_force(void **state)
                 double best = INFINITY, got = 0;
                 unsigned mine = (unsigned)c.e | c.g << 3 | c.v << 5;
                 for (unsigned f = 0; f < 64; f++)
-                    if ((f & 7) >= 3 && (f & 7) <= 5) best = fmin(best, brute_block(x, weighted ? weight : NULL, f, codes));
+                    if ((f & 7) >= 3 && (f & 7) <= 5)
+                        best = fmin(best, brute_block(x, weighted ? weight : NULL, f, codes));
                 double same_field = brute_block(x, weighted ? weight : NULL, mine, codes);
                 for (int q = 0; q < 4; q++)
                     for (int p = 0; p < 4; p++) {
-                        double y = ldexp((double)s->table[c.v].c[(p + (c.g & 2 ? 2 : 0)) & 3][c.pos[q]], c.e) * (c.g & 1 ? -1 : 1);
+                        double y = ldexp((double)s->table[c.v].c[(p + (c.g & 2 ? 2 : 0)) & 3][c.pos[q]], c.e) *
+                                   (c.g & 1 ? -1 : 1);
                         double d = (double)x[4 * q + p] - y;
                         got += (weighted ? (double)weight[4 * q + p] : 1) * d * d;
                     }
                 assert_true(fabs(got - same_field) <= 1e-5 * same_field); /* the best codes of its field */
-                if (!weighted) assert_true(got <= best * (1 + 1e-5));      /* and the best field */
+                if (!weighted) assert_true(got <= best * (1 + 1e-5));     /* and the best field */
                 if (weighted) first_of_four += got, of_all += best;
             }
         }
@@ -351,9 +356,12 @@ static void out_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_path_finds_the_best),  cmocka_unit_test(tables_hold_the_nearest),
-        cmocka_unit_test(same_bytes_at_every_level),  cmocka_unit_test(choices_against_brute_force),
-        cmocka_unit_test(row_scale_is_least_squares), cmocka_unit_test(fit_serves_the_encoder),
+        cmocka_unit_test(every_path_finds_the_best),
+        cmocka_unit_test(tables_hold_the_nearest),
+        cmocka_unit_test(same_bytes_at_every_level),
+        cmocka_unit_test(choices_against_brute_force),
+        cmocka_unit_test(row_scale_is_least_squares),
+        cmocka_unit_test(fit_serves_the_encoder),
         cmocka_unit_test(out_of_memory),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);

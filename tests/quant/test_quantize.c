@@ -516,7 +516,8 @@ static void first_layers(void **state)
 
 enum { LAYERS = 3, EXPERTS = 5, WIDTH = 128 };
 
-/* GGUF imatrix of the checkpoint. Expert 2 of layer 1 was never seen; counts are 10 * layer + expert + 1. scale: of all sums. */
+/* GGUF imatrix of the checkpoint. Expert 2 of layer 1 was never seen; counts are 10 * layer + expert + 1. scale: of all
+ * sums. */
 static void write_imatrix(const char *path, float scale, const char *rename)
 {
     static const char *const part[3] = {"gate", "up", "down"};
@@ -563,7 +564,8 @@ static double weighted_error(const char *path, const aff_imatrix *im)
         aff_mxfp4 src = source_matrix(k, "layers.0", 1, i);
         assert_int_equal(aff__mxfp4_decode(&src, w, NULL), AFF_OK);
         assert_true(aff__imatrix_weights(im, 0, 1, (aff_im_part)i, weight));
-        assert_int_equal(aff__expert_matrix_error(part_of(aff__container_layer(c, 0), i), aff__container_expert(c, 0, 1),
+        assert_int_equal(aff__expert_matrix_error(part_of(aff__container_layer(c, 0), i),
+                                                  aff__container_expert(c, 0, 1),
                                                   aff__container_find(c, "__codebook")->blob, w, weight, &e),
                          AFF_OK);
     }
@@ -581,10 +583,17 @@ static void importance(void **state)
     write_imatrix(at("im.gguf"), 1, "exps");
     aff_im_shape shape = {LAYERS, EXPERTS, WIDTH, WIDTH};
     assert_int_equal(aff__imatrix_open(&im, at("im.gguf"), &shape, &err), AFF_OK);
+    quantize((aff_quantize_options){.src = DSPARK,
+                                    .out = at("im.aff"),
+                                    .imatrix = at("im.gguf"),
+                                    .codebook = at("main.aff"),
+                                    .threads = 2,
+                                    .verify = true,
+                                    .report = at("r.json")});
     quantize((aff_quantize_options){
-        .src = DSPARK, .out = at("im.aff"), .imatrix = at("im.gguf"), .codebook = at("main.aff"), .threads = 2, .verify = true, .report = at("r.json")});
-    quantize((aff_quantize_options){.src = DSPARK, .out = at("im-compat.aff"), .imatrix = at("im.gguf"), .compat = true, .threads = 2});
-    /* The same codebook and weights, other codes: better by a lot where it counts. Fitted under importance: better still. */
+        .src = DSPARK, .out = at("im-compat.aff"), .imatrix = at("im.gguf"), .compat = true, .threads = 2});
+    /* The same codebook and weights, other codes: better by a lot where it counts. Fitted under importance: better
+     * still. */
     double plain = weighted_error(at("main.aff"), im), weighted = weighted_error(at("im.aff"), im),
            compat = weighted_error(at("im-compat.aff"), im);
     assert_true(weighted < 0.85 * plain);
@@ -604,7 +613,8 @@ static void importance(void **state)
     json_decref(prov);
     aff__container_close(c);
 
-    json_t *report = json_load_file(at("r.json"), 0, NULL), *layer = json_array_get(json_object_get(report, "layers"), 0);
+    json_t *report = json_load_file(at("r.json"), 0, NULL),
+           *layer = json_array_get(json_object_get(report, "layers"), 0);
     assert_int_equal(json_array_size(json_object_get(report, "layers")), LAYERS);
     assert_int_equal(json_integer_value(json_object_get(report, "unseen_experts")), 1);
     double e01 = json_real_value(json_array_get(json_object_get(layer, "experts_weighted"), 1));
@@ -636,7 +646,8 @@ static void copy_edited(const char *from, const char *to, long at_byte)
 static void split_and_join(void **state)
 {
     (void)state;
-    quantize((aff_quantize_options){.src = DSPARK, .out = "unused", .codebook_out = at("cb.raw"), .imatrix = at("im.gguf")});
+    quantize(
+        (aff_quantize_options){.src = DSPARK, .out = "unused", .codebook_out = at("cb.raw"), .imatrix = at("im.gguf")});
     char *raw;
     size_t n;
     aff_error err = {0};
@@ -644,7 +655,8 @@ static void split_and_join(void **state)
     assert_int_equal(n, 32788);
     assert_memory_equal(raw, "AFFCB001\4\0\0\0\2\0\0\0\0\4\0\0", 20);
     free(raw);
-    aff_quantize_options o = {.src = DSPARK, .out = at("whole.aff"), .codebook_raw = at("cb.raw"), .imatrix = at("im.gguf")};
+    aff_quantize_options o = {
+        .src = DSPARK, .out = at("whole.aff"), .codebook_raw = at("cb.raw"), .imatrix = at("im.gguf")};
     quantize(o);
     o.experts_dir = at("blobs");
     o.range_to = 2;
@@ -677,7 +689,8 @@ static void split_and_join(void **state)
     bad.compat = true;
     refused(bad, "recipe");
     bad.compat = false;
-    write_checkpoint(DSPARK, &(edit){.name = "layers.1.attn.kv_norm.weight", .poke_at = 1, .poke = {0x5a}, .poke_n = 1});
+    write_checkpoint(DSPARK,
+                     &(edit){.name = "layers.1.attn.kv_norm.weight", .poke_at = 1, .poke = {0x5a}, .poke_n = 1});
     bad.src = at("ck");
     refused(bad, "recipe");
     rename(at("blobs/L001.affx"), at("blobs/keep"));
@@ -698,11 +711,15 @@ static void split_and_join(void **state)
     refused(bad, "no raw codebook");
 
     refused((aff_quantize_options){.src = DSPARK, .experts_dir = at("blobs")}, "--codebook-raw");
-    refused((aff_quantize_options){.src = DSPARK, .experts_dir = at("blobs"), .experts_from = at("blobs"), .codebook_raw = at("cb.raw")},
-            "two steps");
+    refused(
+        (aff_quantize_options){
+            .src = DSPARK, .experts_dir = at("blobs"), .experts_from = at("blobs"), .codebook_raw = at("cb.raw")},
+        "two steps");
     refused((aff_quantize_options){.src = DSPARK, .range_to = 2, .codebook_raw = at("cb.raw")}, "--layer-range");
-    refused((aff_quantize_options){.src = DSPARK, .experts_dir = at("blobs"), .range_from = 3, .codebook_raw = at("cb.raw")},
-            "layers 0 to 2");
+    refused(
+        (aff_quantize_options){
+            .src = DSPARK, .experts_dir = at("blobs"), .range_from = 3, .codebook_raw = at("cb.raw")},
+        "layers 0 to 2");
 }
 
 /* ---- continuing ---- */
@@ -942,13 +959,13 @@ static void progress_lines(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(model_container),       cmocka_unit_test(compatible_container),
-        cmocka_unit_test(draft_container),       cmocka_unit_test(lossless_container),
-        cmocka_unit_test(first_layers),          cmocka_unit_test(importance),
-        cmocka_unit_test(split_and_join),        cmocka_unit_test(resume_checks_what_it_finds),
-        cmocka_unit_test(bad_checkpoints),
-        cmocka_unit_test(bad_options_and_files), cmocka_unit_test(out_of_memory),
-        cmocka_unit_test(tells_what_it_does),    cmocka_unit_test(progress_lines),
+        cmocka_unit_test(model_container), cmocka_unit_test(compatible_container),
+        cmocka_unit_test(draft_container), cmocka_unit_test(lossless_container),
+        cmocka_unit_test(first_layers),    cmocka_unit_test(importance),
+        cmocka_unit_test(split_and_join),  cmocka_unit_test(resume_checks_what_it_finds),
+        cmocka_unit_test(bad_checkpoints), cmocka_unit_test(bad_options_and_files),
+        cmocka_unit_test(out_of_memory),   cmocka_unit_test(tells_what_it_does),
+        cmocka_unit_test(progress_lines),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

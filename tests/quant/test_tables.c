@@ -1,4 +1,5 @@
-/* The small number formats against what ml_dtypes says of them: tests/golden/numbers.bin, made by tests/oracle/make_numbers.py. */
+/* The small number formats against what ml_dtypes says of them: tests/golden/numbers.bin, made by
+ * tests/oracle/make_numbers.py. */
 #include "support/test.h"
 #include "base/file.h"
 #include "quant/numbers.h"
