@@ -79,6 +79,26 @@ damaged
 sed -i '/"sliding_window"/d' "$tmp/ckpt/config.json"
 refused 1 "sliding_window" -m "$tmp/ckpt" --tokens 1
 
+damaged
+rm "$tmp/ckpt/model-00002-of-00002.safetensors"
+mkfifo "$tmp/ckpt/model-00002-of-00002.safetensors"
+refused 1 "model-00002-of-00002.safetensors: not a regular file" -m "$tmp/ckpt" --tokens 1
+
+# A weight that is not a number: no output passes for a result, forced tokens or not.
+damaged
+for shard in "$tmp"/ckpt/*.safetensors; do
+    begin=$(grep -aoE '"head.weight": ?\{[^}]*\}' "$shard" | sed -E 's/.*"data_offsets": ?\[([0-9]+).*/\1/')
+    [ -n "$begin" ] && break
+done
+header=$(od -An -t u8 -N 8 "$shard" | tr -d ' ')
+printf '\300\177' | dd of="$shard" bs=1 seek=$((8 + header + begin)) conv=notrunc status=none
+for out in "--logits-out $tmp/nan.f32" "--dump-logits 2" "-n 2 --force-tokens 5" "-n 2" "-n 2 --dspark off"; do
+    "$affinity" -m "$tmp/ckpt" --tokens 1,2 $out >/dev/null 2>"$tmp/err" </dev/null
+    [ $? -eq 1 ] || fail "NaN weight, $out: expected exit code 1"
+    grep -q "position [012]: logits: token 0: expected a finite number or -inf, got -\?nan" "$tmp/err" || fail "NaN weight, $out: $(cat "$tmp/err")"
+done
+[ ! -e "$tmp/nan.f32" ] || fail "NaN weight: logits were written"
+
 # Outputs that cannot be written; nothing half-written stays behind.
 refused 1 "$tmp/no/such" "${m[@]}" --tokens 1 --logits-out "$tmp/no/such"
 mkdir "$tmp/o"
