@@ -301,6 +301,7 @@ aff_status aff__slot_choose(aff_engine *e, aff_slot *s, const float *logits, int
 {
     const aff_request *r = &s->job->r;
     if (r->n_forced) {
+        AFF_TRY(aff__argmax(logits, e->cfg->vocab, id, err)); /* broken logits are an error all the same */
         *id = r->forced[(n - r->n_prompt) % r->n_forced];
         return AFF_OK;
     }
@@ -330,6 +331,18 @@ static void prompt_done(aff_engine *e, aff_slot *s)
         aff__slot_finish(e, s, AFF_OK, AFF_STOP_LENGTH, NULL);
 }
 
+/* Rows that a caller gets to see: NaN is an error here as it is for a row that a token is chosen from. */
+static aff_status check_rows(const aff_engine *e, int64_t pos, int64_t n, aff_error *err)
+{
+    for (int64_t i = 0; i < n; i++) {
+        aff_error why = {0};
+        int32_t id;
+        const aff_status s = aff__argmax(e->chunk + i * e->cfg->vocab, e->cfg->vocab, &id, &why);
+        if (s != AFF_OK) return aff__fail(err, s, "%s: after position %lld: %s", aff__net_path(e->net), (long long)(pos + i), why.msg);
+    }
+    return AFF_OK;
+}
+
 /* The next rows of a prompt. *stop: an event said so. */
 static aff_status run_chunk(aff_engine *e, aff_slot *s, int64_t most, bool *stop, aff_error *err)
 {
@@ -348,6 +361,7 @@ static aff_status run_chunk(aff_engine *e, aff_slot *s, int64_t most, bool *stop
     /* The row after the prompt's last is known only if that one is not part of the prefill. */
     if (e->draft == AFF_DRAFT_MTP1 && j->r.n_predict)
         AFF_TRY(aff__mtp_prompt(e, s, j->ids + pos + 1, n, pos + n == total, err));
+    AFF_TRY(check_rows(e, pos + from, n - from, err));
     if (from < n) AFF_TRY(j->ev.logits(j->ev.ctx, pos + from, (int)(n - from), e->chunk, err));
     *stop = j->ev.progress && !j->ev.progress(j->ev.ctx, pos + n, total);
     return AFF_OK;

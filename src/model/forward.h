@@ -23,7 +23,7 @@ typedef struct aff_batch {
 } aff_batch;
 
 /* Runs the rows and commits them: the sequence's position advances by n, and the draft, if loaded, is seeded with their taps.
- * After any error (ids out of range, positions beyond the capacity, no memory, a logit that is not finite) the sequence is as it was before the call. */
+ * After any error (ids out of range, positions beyond the capacity, no memory) the sequence is as it was before the call. */
 aff_status aff__forward(aff_runner *r, const aff_batch *b, aff_error *err);
 
 /* One pass over rows of several sequences, each in at most one of the batches; at most AFF_MAX_CHUNK rows in all. A row's result is
