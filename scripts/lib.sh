@@ -42,3 +42,10 @@ configure_and_build() {
     cmake --build --preset "$preset" -- -k 0 >"$root/build-log.txt" 2>&1 || { tail -n 60 "$root/build-log.txt" >&2; exit 1; }
     rm -f "$root/build-log.txt"
 }
+
+# configure_programs [cmake option ...]: a release build in which tests stay on where what they need is installed.
+configure_programs() {
+    local tests=OFF
+    ! pkg-config --exists cmocka || tests=ON
+    configure_and_build release -DAFF_TESTS=$tests "$@"
+}
