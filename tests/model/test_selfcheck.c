@@ -1,5 +1,5 @@
 /* The engine against itself (spec model-v4 16.2): chunking, rejections and reuse must not change a bit of logits or
- * state. Without arguments a selection; --full runs the matrix of scripts/checks/selfcheck, --only NAME one test of it,
+ * state. Without arguments a selection; --full runs the matrix of scripts/checks/selfcheck, --only NAME one test of it, --pick N one configuration,
  * -v prints a line per configuration. */
 #include "base/cpu.h"
 #include "base/rng.h"
@@ -33,6 +33,7 @@ typedef struct config {
 
 static const char *const num_name[] = {"math", "sim", "fast"};
 static bool verbose, full;
+static int pick = -1; /* --pick N: configuration N of the matrix alone */
 static char root[] = "/tmp/aff-selfcheck-XXXXXX";
 enum { CAPACITY = 2304, TAIL = 14, VOCAB = 512, DRAFT = 5 };
 
@@ -348,6 +349,7 @@ static void test_matrix(void **state)
     for (int m = 0; m < 2; m++)
         for (int e = 0; e < 3; e++)
             for (int num = 0; num < 3; num++, turn++) {
+                if (pick >= 0 && pick != turn) continue;
                 const config c = {
                     models[m], experts[e], (aff_numerics)num, 1 + turn % 3, (aff_cpu_level)(2 - turn / 3 % 3), ALL};
                 run_config(&c);
@@ -371,6 +373,8 @@ int main(int argc, char **argv)
         verbose |= strcmp(argv[i], "-v") == 0;
         full |= strcmp(argv[i], "--full") == 0;
         if (strcmp(argv[i], "--only") == 0 && i + 1 < argc) cmocka_set_test_filter(argv[++i]);
+        else if (strcmp(argv[i], "--pick") == 0 && i + 1 < argc)
+            pick = atoi(argv[++i]);
     }
     const struct CMUnitTest quick[] = {cmocka_unit_test(test_selection), cmocka_unit_test(test_same_everywhere)};
     const struct CMUnitTest all[] = {cmocka_unit_test(test_matrix), cmocka_unit_test(test_same_everywhere)};
