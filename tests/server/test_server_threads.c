@@ -232,6 +232,7 @@ static void messages(void **state)
     json_t *e;
     for (int i = 0; (e = event_at(a.body, i)); i++, json_decref(e)) {
         const char *type = text_at(e, "type");
+        if (strcmp(type, "ping") == 0) continue; /* a slow machine */
         if (k && strcmp(type, "content_block_delta") == 0) {
             const json_t *t = json_object_get(at(e, "delta"), "text");
             if (t) strcat(text, json_string_value(t));
