@@ -81,8 +81,9 @@ static void chat_stream(void **state)
 /* Splits a line of the tool set into the parts of its prompt. */
 static json_t *tool_request(const json_t *row, bool stream)
 {
-    const char *prompt = text_at(row, "prompt"), *bos = "<｜begin▁of▁sentence｜>", *user = strstr(prompt, "<｜User｜>");
-    const char *system = prompt + strlen(bos), *tools = strstr(system, "\n\n## Tools"), *reply = strstr(user, "<｜Assistant｜>");
+    const char *system = text_at(row, "prompt"), *user = strstr(system, "<｜User｜>"), *tools = strstr(system, "\n\n## Tools"),
+               *reply = strstr(system, "<｜Assistant｜>");
+    assert_true(tools && user && reply);
     json_t *list = json_array(), *t;
     size_t i;
     json_array_foreach(at(row, "tools"), i, t) json_array_append_new(list, json_pack("{s:s,s:O}", "type", "function", "function", t));
