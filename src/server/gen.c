@@ -366,6 +366,8 @@ static void count_choice(aff_serving *sv, const aff_choice *c, const aff_outcome
 {
     pthread_mutex_lock(&sv->count_lock);
     sv->count.prompt_tokens += (uint64_t)o->prefilled;
+    sv->count.cached_tokens += (uint64_t)o->restored;
+    sv->count.cached_prompts += o->restored > 0;
     sv->count.tokens += (uint64_t)o->decoded;
     sv->count.prefill_ns += o->prefill_ns;
     sv->count.decode_ns += o->decode_ns;
@@ -410,6 +412,7 @@ static void on_done(void *ctx, aff_status status, const aff_outcome *o, const af
     }
     if (c->status == AFF_OK && !g->abandoned) c->status = finish_text(c, o->stop == AFF_STOP_EOS, &c->err);
     c->finish = how_it_ended(c, o);
+    c->cached = o->restored;
     c->done = true;
     if (c->status == AFF_OK && o->stop == AFF_STOP_CALLER && !c->halted && !g->abandoned) {
         c->status = aff__fail(&c->err, AFF_E_CANCELLED, "the server is stopping");

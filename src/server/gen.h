@@ -29,7 +29,7 @@ typedef struct aff_serving {
     aff_gen *live;       /* list of all at work */
     pthread_mutex_t count_lock;
     struct {
-        uint64_t requests, refused, failed, cancelled, prompt_tokens, tokens, prefill_ns, decode_ns;
+        uint64_t requests, refused, failed, cancelled, prompt_tokens, cached_tokens, cached_prompts, tokens, prefill_ns, decode_ns;
     } count;
 } aff_serving;
 
@@ -60,6 +60,7 @@ typedef struct aff_choice {
     aff_status status;
     aff_error err;
     int64_t tokens, reasoning_tokens, prefilled; /* chosen; until reasoning ended; rows run */
+    int64_t cached; /* prompt rows that a cache had */
     bool reasoning_over;
     aff_jout probs, reasoning_probs, pending; /* entries of log-probabilities: of text that was sent, of reasoning, not yet settled */
     size_t probs_sent, reasoning_probs_sent; /* bytes of them that are out */

@@ -315,24 +315,30 @@ static ssize_t read_answer(void *cls, uint64_t pos, char *buf, size_t max)
     return got;
 }
 
+static bool closing(aff_http *h)
+{
+    pthread_mutex_lock(&h->lock);
+    const bool yes = h->draining;
+    pthread_mutex_unlock(&h->lock);
+    return yes;
+}
+
 static void answer_freed(void *cls) { aff__x_unref(cls); }
 
-/* x->lock is held. */
+/* The answer has begun: its headers do not change any more. Without x->lock, which the library's own lock of the response comes
+ * before (read_answer). */
 static enum MHD_Result queue_answer(aff_exchange *x)
 {
     struct MHD_Response *r = MHD_create_response_from_callback(x->known_size ? x->out.n : MHD_SIZE_UNKNOWN, READ_BLOCK, read_answer, x, answer_freed);
     if (!r) return MHD_NO;
-    x->refs++;
-    x->queued = true;
+    aff__x_ref(x);
     MHD_add_response_header(r, "Content-Type", x->type);
     MHD_add_response_header(r, "x-request-id", x->id);
     if (!x->known_size) MHD_add_response_header(r, "Cache-Control", "no-cache");
-    if (x->early || x->h->draining) MHD_add_response_header(r, "Connection", "close");
+    if (x->early || closing(x->h)) MHD_add_response_header(r, "Connection", "close");
     for (int i = 0; i < x->n_headers; i++) MHD_add_response_header(r, x->header[i].name, x->header[i].value);
     const enum MHD_Result ok = MHD_queue_response(x->mhd, (unsigned)x->status, r);
-    pthread_mutex_unlock(&x->lock); /* the response may be freed here, and with it a reference */
     MHD_destroy_response(r);
-    pthread_mutex_lock(&x->lock);
     return ok;
 }
 
@@ -383,7 +389,6 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *m, const cha
 {
     aff_http *h = cls;
     aff_exchange *x = *state;
-    enum MHD_Result result = MHD_YES;
     if (!x) {
         *state = x = make_exchange(h, m, url, method);
         if (!x) return MHD_NO;
@@ -410,17 +415,15 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *m, const cha
         poke(h);
     }
     pthread_mutex_lock(&x->lock);
-    if (x->queued) {
-    } else if (x->gone) {
-        result = MHD_NO;
-    } else if (x->begun) {
-        result = queue_answer(x);
-    } else {
+    const bool ready = x->begun && !x->queued && !x->gone, gone = x->gone;
+    if (ready) {
+        x->queued = true;
+    } else if (!x->begun && !gone) {
         x->suspended = true;
         MHD_suspend_connection(m);
     }
     pthread_mutex_unlock(&x->lock);
-    return result;
+    return ready ? queue_answer(x) : gone ? MHD_NO : MHD_YES;
 }
 
 static void log_request(const aff_exchange *x)

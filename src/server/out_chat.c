@@ -15,16 +15,16 @@ static void head(aff_gen *g, const char *object)
 
 static void usage(aff_gen *g)
 {
-    int64_t tokens = 0, reasoning = 0;
+    int64_t tokens = 0, reasoning = 0, cached = g->choice[0].cached; /* of a prompt that counts once */
     for (int i = 0; i < g->ask.n; i++) {
         tokens += g->choice[i].tokens;
         reasoning += g->choice[i].reasoning_tokens;
     }
     aff__jout_fmt(&g->out, "\"usage\": {\"prompt_tokens\": %" PRId64 ", \"completion_tokens\": %" PRId64 ", \"total_tokens\": %" PRId64, g->n_prompt, tokens,
                   g->n_prompt + tokens);
-    aff__jout_raw(&g->out, ", \"prompt_tokens_details\": {\"cached_tokens\": 0}");
+    aff__jout_fmt(&g->out, ", \"prompt_tokens_details\": {\"cached_tokens\": %" PRId64 "}", cached);
     aff__jout_fmt(&g->out, ", \"completion_tokens_details\": {\"reasoning_tokens\": %" PRId64 "}", reasoning);
-    aff__jout_fmt(&g->out, ", \"prompt_cache_hit_tokens\": 0, \"prompt_cache_miss_tokens\": %" PRId64 "}", g->n_prompt);
+    aff__jout_fmt(&g->out, ", \"prompt_cache_hit_tokens\": %" PRId64 ", \"prompt_cache_miss_tokens\": %" PRId64 "}", cached, g->n_prompt - cached);
 }
 
 /* ---- log-probabilities ---- */

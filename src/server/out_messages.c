@@ -26,9 +26,10 @@ static void stop_fields(aff_choice *c)
 
 static void usage(aff_gen *g, int64_t tokens)
 {
+    const int64_t cached = g->choice[0].cached; /* known at the end */
     aff__jout_fmt(&g->out,
-                  "\"usage\": {\"input_tokens\": %" PRId64 ", \"cache_creation_input_tokens\": 0, \"cache_read_input_tokens\": 0, \"output_tokens\": %" PRId64 "}",
-                  g->n_prompt, tokens);
+                  "\"usage\": {\"input_tokens\": %" PRId64 ", \"cache_creation_input_tokens\": 0, \"cache_read_input_tokens\": %" PRId64 ", \"output_tokens\": %" PRId64 "}",
+                  g->n_prompt - cached, cached, tokens);
 }
 
 static void head(aff_gen *g)

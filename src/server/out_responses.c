@@ -81,7 +81,8 @@ static void response(aff_gen *g, const char *status)
         aff__jout_raw(out, "null}");
         return;
     }
-    aff__jout_fmt(out, "{\"input_tokens\": %" PRId64 ", \"input_tokens_details\": {\"cached_tokens\": 0}, \"output_tokens\": %" PRId64, g->n_prompt, c->tokens);
+    aff__jout_fmt(out, "{\"input_tokens\": %" PRId64 ", \"input_tokens_details\": {\"cached_tokens\": %" PRId64 "}, \"output_tokens\": %" PRId64, g->n_prompt,
+                  c->cached, c->tokens);
     aff__jout_fmt(out, ", \"output_tokens_details\": {\"reasoning_tokens\": %" PRId64 "}, \"total_tokens\": %" PRId64 "}}", c->reasoning_tokens,
                   g->n_prompt + c->tokens);
 }

@@ -5,15 +5,16 @@
 #include "format/container.h"
 #include "format/json.h"
 #include "server/server.h"
+#include "state/prefix.h"
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct flags {
-    const char *model, *tokenizer, *host, *key_file, *cors, *name, *format, *numerics, *dspark, *dspark_model, *width;
-    bool serve, quiet;
-    int64_t port, slots, queue, context, chunk, threads, floor, max_body, connections, drain;
+    const char *model, *tokenizer, *host, *key_file, *cors, *name, *format, *numerics, *dspark, *dspark_model, *width, *cache_dir;
+    bool serve, quiet, cache_stays;
+    int64_t port, slots, queue, context, chunk, threads, floor, max_body, connections, drain, cache_gib, cache_block;
 } flags;
 
 static int complain(const aff_error *err, int code)
@@ -50,7 +51,13 @@ static int parse(flags *f, int argc, char **argv)
         {"queue", 0, AFF_OPT_INT, &f->queue, "N", "Sequences that may wait; further ones get 429 [64].", NULL, 1, 100000},
         {"prefill-chunk-size", 0, AFF_OPT_INT, &f->chunk, "N", "Prompt tokens per pass; changes no result [256].", NULL, 1, INT32_MAX},
         {"threads", 0, AFF_OPT_INT, &f->threads, "N", "Threads; changes no result [one per CPU].", NULL, 1, 4096},
-        {"dspark", 0, AFF_OPT_STR, &f->dspark, "on|off", "Draft tokens ahead; changes no result [on, if the model has a draft]."},
+        {"prefix-cache-dir", 0, AFF_OPT_STR, &f->cache_dir, "DIR", "Keep beginnings of texts in files there; a request that begins like an earlier one starts where that ended [no cache].",
+         "Prefix cache"},
+        {"prefix-cache-gib", 0, AFF_OPT_INT, &f->cache_gib, "N", "Bound on those files [a quarter of what is free, at most 64].", NULL, 1, 1000000},
+        {"prefix-cache-block", 0, AFF_OPT_INT, &f->cache_block, "N", "Tokens of a block that beginnings share [512].", NULL, 1, 1000000},
+        {"persistent-prefix-cache", 0, AFF_OPT_FLAG, &f->cache_stays, NULL, "The files serve the next process too."},
+        {"dspark", 0, AFF_OPT_STR, &f->dspark, "on|off", "Draft tokens ahead; changes no result [on, if the model has a draft].",
+         "Speculation"},
         {"dspark-model", 0, AFF_OPT_STR, &f->dspark_model, "FILE", "The draft of a container [MODEL.dspark.aff]."},
         {"dspark-width", 0, AFF_OPT_STR, &f->width, "K", "Drafted tokens verified in a pass: 0 to 5, or auto [auto]."},
         {0}};
@@ -96,6 +103,8 @@ static aff_status read_key(const flags *f, char **key, aff_error *err)
 
 static aff_status fill(const flags *f, aff_server_options *o, aff_net_options *net, aff_error *err)
 {
+    if (!f->cache_dir && (f->cache_gib || f->cache_block || f->cache_stays))
+        return aff__fail(err, AFF_E_INVALID, "--prefix-cache-gib, --prefix-cache-block, --persistent-prefix-cache: expected --prefix-cache-dir with them");
     if (!f->model) return aff__fail(err, AFF_E_INVALID, "--serve: expected a model: give -m PATH");
     if (!aff__chat_format_find(f->format, &o->format)) return aff__fail(err, AFF_E_INVALID, "--chat-format: expected auto, v4, 0731 or v4.1, got '%s'", f->format);
     const char *const modes[] = {"math", "sim", "fast"};
@@ -124,6 +133,17 @@ static aff_status fill(const flags *f, aff_server_options *o, aff_net_options *n
     return AFF_OK;
 }
 
+static aff_status restore(void *ctx, aff_seq *seq, const int32_t *ids, int64_t n, int64_t most, aff_error *err)
+{
+    int64_t restored, matched;
+    return aff__prefix_restore(ctx, seq, ids, n, most, &restored, &matched, err);
+}
+
+static void publish(void *ctx, const aff_seq *seq, const int32_t *ids)
+{
+    aff__prefix_publish(ctx, seq, ids, NULL); /* trouble is counted and warned of there */
+}
+
 static void warn(void *ctx, const char *line) { fprintf(stderr, "affinity: %s\n", line); }
 
 static aff_status open_all(const flags *f, aff_server_options *o, const aff_net_options *no, aff_net **net, aff_tokenizer **tok, aff_error *err)
@@ -137,6 +157,19 @@ static aff_status open_all(const flags *f, aff_server_options *o, const aff_net_
     const aff_status s = aff__tokenizer_open_for(tok, f->tokenizer ? f->tokenizer : beside, aff__net_config(*net), err);
     free(beside);
     return s;
+}
+
+static aff_status open_cache(const flags *f, const aff_net *net, aff_server_options *o, aff_prefix **cache, aff_error *err)
+{
+    const aff_prefix_options po = {.dir = f->cache_dir,
+                                   .bytes = (uint64_t)f->cache_gib << 30,
+                                   .block = (int)f->cache_block,
+                                   .persistent = f->cache_stays,
+                                   .warn = warn};
+    if (!f->cache_dir) return AFF_OK;
+    AFF_TRY(aff__prefix_open(cache, net, &po, err));
+    o->engine.cache = (aff_engine_cache){*cache, restore, publish};
+    return AFF_OK;
 }
 
 static void wait_for_signal(const sigset_t *set)
@@ -158,6 +191,7 @@ int aff__serve_main(int argc, char **argv)
     aff_net *net = NULL;
     aff_tokenizer *tok = NULL;
     aff_server *server = NULL;
+    aff_prefix *cache = NULL;
     char *key = NULL;
     sigset_t set;
     const int code = parse(&f, argc, argv);
@@ -173,6 +207,7 @@ int aff__serve_main(int argc, char **argv)
     pthread_sigmask(SIG_BLOCK, &set, NULL); /* before there are threads: they inherit it */
     signal(SIGPIPE, SIG_IGN);
     s = open_all(&f, &o, &no, &net, &tok, &err);
+    if (s == AFF_OK) s = open_cache(&f, net, &o, &cache, &err);
     if (s == AFF_OK) s = aff__server_start(&server, net, tok, &o, &err);
     if (s == AFF_OK) {
         if (!key && strcmp(f.host, "127.0.0.1") != 0 && strcmp(f.host, "::1") != 0 && strcmp(f.host, "localhost") != 0)
@@ -184,6 +219,7 @@ int aff__serve_main(int argc, char **argv)
         fprintf(stderr, "affinity: stopping; answers in progress have %lld s\n", (long long)f.drain);
     }
     aff__server_stop(server, (int)f.drain * 1000);
+    if (cache) aff__prefix_close(cache);
     aff__tokenizer_free(tok);
     aff__net_close(net);
     free(key);

@@ -314,6 +314,8 @@ static void metrics(aff_server *s, aff_exchange *x)
     metric(&j, "choices_failed_total", "counter", "Answers that ended in an error.", (double)s->sv.count.failed);
     metric(&j, "choices_cancelled_total", "counter", "Answers whose client left.", (double)s->sv.count.cancelled);
     metric(&j, "prompt_tokens_total", "counter", "Prompt rows run.", (double)s->sv.count.prompt_tokens);
+    metric(&j, "cached_prompts_total", "counter", "Prompts of which a beginning came out of the prefix cache.", (double)s->sv.count.cached_prompts);
+    metric(&j, "cached_tokens_total", "counter", "Prompt rows that came out of it.", (double)s->sv.count.cached_tokens);
     metric(&j, "prompt_seconds_total", "counter", "Time of prompts in a slot, summed over requests.", (double)s->sv.count.prefill_ns / 1e9);
     metric(&j, "generated_tokens_total", "counter", "Tokens chosen.", (double)s->sv.count.tokens);
     metric(&j, "generation_seconds_total", "counter", "Time of answers in a slot, summed over requests.", (double)s->sv.count.decode_ns / 1e9);

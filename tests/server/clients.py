@@ -14,7 +14,7 @@ OFF = {"thinking": {"type": "disabled"}}
 COLD = {"temperature": 0}  # newer versions of anthropic have no argument for it
 row = json.loads(open(tools_file, encoding="utf-8").readline())
 prompt = row["prompt"]
-system = prompt.split("<｜begin▁of▁sentence｜>")[1].split("\n\n## Tools")[0]
+system = prompt.removeprefix("<｜begin▁of▁sentence｜>").split("\n\n## Tools")[0]
 ask = prompt.split("<｜User｜>")[1].split("<｜Assistant｜>")[0]
 passed = 0
 

@@ -4,6 +4,7 @@ model=$src/models/tiny-v4
 
 refused 2 "--serve: expected a model" --serve
 refused 2 "--chat-format: expected auto, v4, 0731 or v4.1, got 'v5'" --serve -m "$model" --chat-format v5
+refused 2 "expected --prefix-cache-dir with them" --serve -m "$model" --persistent-prefix-cache
 refused 2 "--port" --serve -m "$model" --port 70000
 refused 1 "--host: expected an IPv4 or IPv6 address, got 'nowhere'" --serve -m "$model" --host nowhere
 : >"$tmp/empty"
@@ -15,7 +16,8 @@ grep -q -- '--max-tokens-floor' "$tmp/out" || fail "--serve --help lists the ser
 # The server tells its address through a pipe, so that nothing here waits for time.
 printf 'secret\nsecond line\n' >"$tmp/key"
 mkfifo "$tmp/log"
-"$affinity" --serve -m "$model" --port 0 --threads 1 --context 2048 --api-key-file "$tmp/key" --max-tokens-floor 0 2>"$tmp/log" &
+"$affinity" --serve -m "$model" --port 0 --threads 1 --context 2048 --api-key-file "$tmp/key" --max-tokens-floor 0 \
+    --prefix-cache-dir "$tmp/cache" --prefix-cache-gib 1 --prefix-cache-block 64 2>"$tmp/log" &
 pid=$!
 exec 3<"$tmp/log"
 port=
@@ -37,6 +39,11 @@ ask GET '/v1/models?secret=query' secret ''
 grep -q '"context_length": 2048' "$tmp/answer" || fail "the context is in /v1/models"
 ask POST /v1/chat/completions secret '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "thinking": {"type": "disabled"}, "temperature": 0}'
 grep -q 'The capital of France is Paris\.' "$tmp/answer" || fail "an answer: $(cat "$tmp/answer")"
+
+question='{"role": "user", "content": "What is the capital of France?"}'
+ask POST /v1/chat/completions secret '{"thinking": {"type": "disabled"}, "temperature": 0, "messages": ['"$question"',
+    {"role": "assistant", "content": "The capital of France is Paris."}, '"$question"']}'
+grep -qE '"cached_tokens": [1-9]' "$tmp/answer" || fail "the next turn starts where the last one ended: $(cat "$tmp/answer")"
 
 kill -TERM "$pid"
 cat <&3 >"$tmp/rest"

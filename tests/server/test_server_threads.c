@@ -82,7 +82,8 @@ static void chat_stream(void **state)
 static json_t *tool_request(const json_t *row, bool stream)
 {
     const char *system = text_at(row, "prompt"), *user = strstr(system, "<｜User｜>"), *tools = strstr(system, "\n\n## Tools"),
-               *reply = strstr(user, "<｜Assistant｜>");
+               *reply = strstr(system, "<｜Assistant｜>");
+    assert_true(tools && user && reply);
     json_t *list = json_array(), *t;
     size_t i;
     json_array_foreach(at(row, "tools"), i, t) json_array_append_new(list, json_pack("{s:s,s:O}", "type", "function", "function", t));
@@ -232,6 +233,7 @@ static void messages(void **state)
     json_t *e;
     for (int i = 0; (e = event_at(a.body, i)); i++, json_decref(e)) {
         const char *type = text_at(e, "type");
+        if (strcmp(type, "ping") == 0) continue; /* a slow machine */
         if (k && strcmp(type, "content_block_delta") == 0) {
             const json_t *t = json_object_get(at(e, "delta"), "text");
             if (t) strcat(text, json_string_value(t));
