@@ -2,6 +2,7 @@
 #include "base/options.h"
 #include "quant/quantize.h"
 #include "ui/progress.h"
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,9 +19,19 @@ static void warn(void *ctx, const char *line)
     fprintf(stderr, "aff-quantize: %s\n", line);
 }
 
-static void progress(void *ctx, uint64_t done, uint64_t total)
+/* The first SIGINT or SIGTERM ends the run at the next tensor or expert, with everything cleaned up; a second one at once. */
+static volatile sig_atomic_t stop;
+
+static void on_signal(int number)
+{
+    stop = 1;
+    signal(number, SIG_DFL);
+}
+
+static bool progress(void *ctx, uint64_t done, uint64_t total)
 {
     aff__progress_update(ctx, done, total);
+    return !stop;
 }
 
 /* "A:B", "A:" or ":B"; an empty or negative B means all. */
@@ -109,6 +120,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "aff-quantize: %s\n", err.msg);
         return 2;
     }
+    signal(SIGINT, on_signal);
+    signal(SIGTERM, on_signal);
     aff__progress_start(&p, stderr, "quantising");
     s = aff__quantize(&o, &err);
     aff__progress_clear(&p);

@@ -60,8 +60,16 @@ void aff__q_add_done(aff_qjob *j, uint64_t bytes)
 {
     pthread_mutex_lock(&j->lock);
     j->done += bytes;
-    if (j->o->progress) j->o->progress(j->o->ctx, j->done, j->total);
+    if (j->o->progress && !j->o->progress(j->o->ctx, j->done, j->total)) j->stopped = true;
     pthread_mutex_unlock(&j->lock);
+}
+
+aff_status aff__q_go_on(aff_qjob *j, aff_error *err)
+{
+    pthread_mutex_lock(&j->lock);
+    const bool stopped = j->stopped;
+    pthread_mutex_unlock(&j->lock);
+    return stopped ? aff__fail(err, AFF_E_CANCELLED, "%s: stopped; nothing was left behind", j->o->out) : AFF_OK;
 }
 
 static aff_status check_codebook_flags(const aff_quantize_options *o, aff_error *err)
@@ -198,6 +206,7 @@ static aff_status check_fp8(const aff_qjob *j, const aff_qdense *d, aff_error *e
 static aff_status write_dense_tensor(aff_qjob *j, const aff_qdense *d, aff_error *err)
 {
     uint64_t bytes = d->src->size + (d->scale ? d->scale->size : 0);
+    AFF_TRY(aff__q_go_on(j, err));
     if (d->dtype == AFF_FP8) {
         AFF_TRY(check_fp8(j, d, err));
         AFF_TRY(aff__cwriter_tensor(j->w, d->index, d->src->data, d->src->size, d->scale->data, d->scale->size, err));

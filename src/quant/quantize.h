@@ -28,7 +28,7 @@ typedef struct aff_quantize_options {
     void *ctx;                    /* of the three below, each of which may be NULL; called by one thread at a time */
     void (*say)(void *ctx, const char *line);
     void (*warn)(void *ctx, const char *line);
-    void (*progress)(void *ctx, uint64_t done, uint64_t total); /* checkpoint bytes */
+    bool (*progress)(void *ctx, uint64_t done, uint64_t total); /* checkpoint bytes; false stops with AFF_E_CANCELLED */
 } aff_quantize_options;
 
 /* Combinations that make no sense (AFF_E_INVALID). aff__quantize checks them too. */

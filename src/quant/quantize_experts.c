@@ -159,9 +159,13 @@ static void encode_task(void *ctx, int64_t e, int thread)
     layer_run *r = ctx;
     aff_qjob *j = r->j;
     aff_error err = {0};
-    aff_status st = AFF_OK;
+    aff_status st = aff__q_go_on(j, &err);
     aff_qerror *q = error_of(j, r->layer, e);
     double note[5];
+    if (st != AFF_OK) {
+        failed_with(r, e, &err);
+        return;
+    }
     if (!aff__cwriter_has_expert(j->w, r->layer, (uint32_t)e, note)) {
         read_ahead(j, r->layer, e + aff__pool_threads(j->pool));
         st = aff__q_encode(j, r->layout, r->layer, (uint32_t)e, &r->space[thread], q, &err);
@@ -290,8 +294,9 @@ static void blob_task(void *ctx, int64_t e, int thread)
     layer_run *r = ctx;
     aff_error err = {0};
     aff_qerror *q = error_of(r->j, r->layer, e);
-    read_ahead(r->j, r->layer, e + aff__pool_threads(r->j->pool));
-    aff_status st = aff__q_encode(r->j, r->layout, r->layer, (uint32_t)e, &r->space[thread], q, &err);
+    aff_status st = aff__q_go_on(r->j, &err);
+    if (st == AFF_OK) read_ahead(r->j, r->layer, e + aff__pool_threads(r->j->pool));
+    if (st == AFF_OK) st = aff__q_encode(r->j, r->layout, r->layer, (uint32_t)e, &r->space[thread], q, &err);
     if (st == AFF_OK) st = blob_expert(r, e, r->space[thread].record, q, &err);
     if (st == AFF_OK)
         aff__q_add_done(r->j, expert_bytes(r->j, r->layer, (uint32_t)e));

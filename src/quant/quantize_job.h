@@ -24,13 +24,16 @@ typedef struct aff_qjob {
     uint64_t imatrix_size;     /* bytes of its file */
     uint64_t checkpoint_hash;
     aff_qerror *errors;   /* [layers][experts] */
-    pthread_mutex_t lock; /* guards the next two and the progress callback */
+    pthread_mutex_t lock; /* guards the next three and the progress callback */
     uint64_t done, total; /* checkpoint bytes */
+    bool stopped;         /* progress said so */
 } aff_qjob;
 
 void aff__q_say(const aff_qjob *j, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void aff__q_warn(const aff_qjob *j, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void aff__q_add_done(aff_qjob *j, uint64_t bytes);
+/* AFF_E_CANCELLED once the progress callback has asked to stop. */
+aff_status aff__q_go_on(aff_qjob *j, aff_error *err);
 double aff__q_seconds_since(uint64_t ns);
 
 /* Lets go of the mapped pages of a tensor, which otherwise count as ours until the end. */

@@ -891,15 +891,17 @@ static void out_of_memory(void **state)
 typedef struct heard {
     uint64_t calls, last, total;
     int warnings, lines;
+    uint64_t stop_at; /* calls after which to stop, 0: never */
 } heard;
 
-static void on_progress(void *ctx, uint64_t done, uint64_t total)
+static bool on_progress(void *ctx, uint64_t done, uint64_t total)
 {
     heard *h = ctx;
     assert_true(done >= h->last && done <= total);
     h->calls++;
     h->last = done;
     h->total = total;
+    return h->stop_at == 0 || h->calls < h->stop_at;
 }
 
 static void on_warning(void *ctx, const char *line)
@@ -940,6 +942,23 @@ static void tells_what_it_does(void **state)
     assert_int_equal(h.warnings, 1);
 }
 
+/* Asked to stop among the dense tensors and among the experts, it leaves no file behind. */
+static void stops_when_asked(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        heard h = {.stop_at = i ? 40 : 3};
+        aff_error err = {0};
+        const aff_quantize_options o = {.src = DSPARK, .out = at("stopped.aff"), .threads = 2, .mxfp4 = true, .ctx = &h, .progress = on_progress};
+        assert_int_equal(aff__quantize(&o, &err), AFF_E_CANCELLED);
+        assert_true(h.last < h.total);
+        char pattern[600];
+        glob_t g;
+        snprintf(pattern, sizeof pattern, "%s*", o.out);
+        assert_int_equal(glob(pattern, 0, NULL, &g), GLOB_NOMATCH);
+    }
+}
+
 static void progress_lines(void **state)
 {
     (void)state;
@@ -965,6 +984,7 @@ int main(void)
         cmocka_unit_test(split_and_join),  cmocka_unit_test(resume_checks_what_it_finds),
         cmocka_unit_test(bad_checkpoints), cmocka_unit_test(bad_options_and_files),
         cmocka_unit_test(out_of_memory),   cmocka_unit_test(tells_what_it_does),
+        cmocka_unit_test(stops_when_asked),
         cmocka_unit_test(progress_lines),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
