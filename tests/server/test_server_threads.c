@@ -369,7 +369,7 @@ static void bad_fields(void **state)
     }
     answer a = post(s, CHAT,
                     "{" PLAIN ", \"tool_choice\": \"none\", \"tools\": [{\"type\": \"function\", \"function\": "
-                              "{\"name\": \"f\", \"parameters\": "
+                    "{\"name\": \"f\", \"parameters\": "
                     "{\"maximum\": 18446744073709551615}}}], \"response_format\": {\"type\": \"text\"}, \"stop\": [], "
                     "\"user\": \"\\ud800\"}");
     assert_int_equal(a.status, 200);
@@ -564,6 +564,24 @@ static void leaves_without_a_stream(void **state)
     aff__server_stop(s, 0);
 }
 
+static void leaves_in_the_prompt(void **state)
+{
+    aff_server *s = serve((aff_server_options){.engine = {.slots = 1, .chunk = 8}});
+    char *body = repeat("{\"stream\": true, \"ignore_eos\": true, \"messages\": [{\"role\": \"user\", \"content\": \"",
+                        '7', 4000, "\"}]}");
+    aff_buf got = {0};
+    close(begin_stream(s, body, "assistant", &got)); /* thousands of tokens are still to be read */
+    aff__server_wait_idle(s);
+    assert_int_equal(metric(s, "affinity_choices_cancelled_total"), 1);
+    assert_null(strstr(got.s, "finish_reason\": \""));
+    answer a = post(s, CHAT, "{" PLAIN "}");
+    assert_string_equal(text_at(a.json, "choices.0.message.content"), paris);
+    done_with(&a);
+    aff__buf_free(&got);
+    free(body);
+    aff__server_stop(s, 0);
+}
+
 static void *stopper(void *s)
 {
     aff__server_stop(s, 600000);
@@ -638,14 +656,23 @@ static void parallel(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(chat_whole),       cmocka_unit_test(chat_stream),
-                                       cmocka_unit_test(tool_calls),       cmocka_unit_test(stops),
-                                       cmocka_unit_test(sampling),         cmocka_unit_test(completions),
-                                       cmocka_unit_test(messages),         cmocka_unit_test(responses),
-                                       cmocka_unit_test(bad_fields),       cmocka_unit_test(bad_http),
-                                       cmocka_unit_test(slow_clients),     cmocka_unit_test(keys),
-                                       cmocka_unit_test(too_long),         cmocka_unit_test(parallel),
-                                       cmocka_unit_test(queue_and_cancel), cmocka_unit_test(leaves_without_a_stream),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(chat_whole),
+                                       cmocka_unit_test(chat_stream),
+                                       cmocka_unit_test(tool_calls),
+                                       cmocka_unit_test(stops),
+                                       cmocka_unit_test(sampling),
+                                       cmocka_unit_test(completions),
+                                       cmocka_unit_test(messages),
+                                       cmocka_unit_test(responses),
+                                       cmocka_unit_test(bad_fields),
+                                       cmocka_unit_test(bad_http),
+                                       cmocka_unit_test(slow_clients),
+                                       cmocka_unit_test(keys),
+                                       cmocka_unit_test(too_long),
+                                       cmocka_unit_test(parallel),
+                                       cmocka_unit_test(queue_and_cancel),
+                                       cmocka_unit_test(leaves_without_a_stream),
+                                       cmocka_unit_test(leaves_in_the_prompt),
                                        cmocka_unit_test(draining)};
     return cmocka_run_group_tests(tests, open_model, close_model);
 }
