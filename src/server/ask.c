@@ -26,7 +26,8 @@ aff_status ask__bad(aff_ask *a, aff_error *err, const char *param, const char *f
 
 static const char *kind_of(const json_t *v)
 {
-    static const char *const names[] = {"an object", "an array", "a string", "an integer", "a real number", "true", "false", "null"};
+    static const char *const names[] = {"an object",     "an array", "a string", "an integer",
+                                        "a real number", "true",     "false",    "null"};
     return aff__json_literal(v, &(size_t){0}) ? "a number out of range" : names[json_typeof(v)];
 }
 
@@ -72,7 +73,8 @@ aff_status ask__bool(aff_ask *a, const json_t *obj, const char *key, bool *out, 
     return AFF_OK;
 }
 
-aff_status ask__int(aff_ask *a, const json_t *obj, const char *key, int64_t min, int64_t max, int64_t *out, aff_error *err)
+aff_status ask__int(aff_ask *a, const json_t *obj, const char *key, int64_t min, int64_t max, int64_t *out,
+                    aff_error *err)
 {
     const json_t *v = ask__get(obj, key);
     if (!v) return AFF_OK;
@@ -81,7 +83,8 @@ aff_status ask__int(aff_ask *a, const json_t *obj, const char *key, int64_t min,
         return AFF_OK;
     }
     if (json_is_integer(v))
-        return ask__bad(a, err, key, "expected %" PRId64 " to %" PRId64 ", got %" PRId64, min, max, (int64_t)json_integer_value(v));
+        return ask__bad(a, err, key, "expected %" PRId64 " to %" PRId64 ", got %" PRId64, min, max,
+                        (int64_t)json_integer_value(v));
     return ask__bad(a, err, key, "expected an integer, got %s", kind_of(v));
 }
 
@@ -158,8 +161,10 @@ static aff_status unique_top(const char *s, size_t n, aff_error *err)
         key = false;
         char *name = NULL;
         st = unescaped_key(s + from, i + 1 - from, &name, err);
-        if (st == AFF_OK && json_object_get(seen, name)) st = aff__fail(err, AFF_E_INVALID, "request: key '%.100s' occurs twice", name);
-        if (st == AFF_OK && json_object_set_new(seen, name, json_true()) != 0) st = aff__fail(err, AFF_E_NOMEM, "request: out of memory");
+        if (st == AFF_OK && json_object_get(seen, name))
+            st = aff__fail(err, AFF_E_INVALID, "request: key '%.100s' occurs twice", name);
+        if (st == AFF_OK && json_object_set_new(seen, name, json_true()) != 0)
+            st = aff__fail(err, AFF_E_NOMEM, "request: out of memory");
         free(name);
     }
     json_decref(seen);
@@ -171,7 +176,8 @@ aff_status aff__ask_object(json_t **out, const char *body, size_t n, aff_error *
     *out = NULL;
     if (!n) return aff__fail(err, AFF_E_INVALID, "request: expected a JSON object, got an empty body");
     aff_status s = aff__json_parse_exact(out, body, n, "request", false, MAX_DEPTH, err);
-    if (s == AFF_OK && !json_is_object(*out)) s = aff__fail(err, AFF_E_INVALID, "request: expected an object, got %s", kind_of(*out));
+    if (s == AFF_OK && !json_is_object(*out))
+        s = aff__fail(err, AFF_E_INVALID, "request: expected an object, got %s", kind_of(*out));
     if (s == AFF_OK) s = unique_top(body, n, err);
     if (s == AFF_OK) return AFF_OK;
     json_decref(*out);
@@ -211,13 +217,15 @@ static aff_status logit_bias(aff_ask *a, int vocab, aff_error *err)
     json_t *o, *v;
     const char *key;
     AFF_TRY(ask__object(a, a->root, "logit_bias", &o, err));
-    if (json_object_size(o) > AFF_MAX_BIAS) return ask__bad(a, err, "logit_bias", "expected at most %d tokens, got %zu", AFF_MAX_BIAS, json_object_size(o));
+    if (json_object_size(o) > AFF_MAX_BIAS)
+        return ask__bad(a, err, "logit_bias", "expected at most %d tokens, got %zu", AFF_MAX_BIAS, json_object_size(o));
     AFF_TRY(aff__calloc(&a->bias, json_object_size(o), sizeof *a->bias, "logit bias", err));
     json_object_foreach(o, key, v)
     {
         char *end;
         const long id = strtol(key, &end, 10);
-        if (*key < '0' || *key > '9' || *end || id >= vocab) return ask__bad(a, err, "logit_bias", "expected token ids below %d as keys, got '%.40s'", vocab, key);
+        if (*key < '0' || *key > '9' || *end || id >= vocab)
+            return ask__bad(a, err, "logit_bias", "expected token ids below %d as keys, got '%.40s'", vocab, key);
         const double d = json_is_number(v) ? json_number_value(v) : NAN;
         if (!(d >= -100 && d <= 100)) return ask__bad(a, err, "logit_bias", "expected -100 to 100 for token %ld", id);
         a->bias[a->adjust.n_bias++] = (aff_bias){(int32_t)id, (float)d};
@@ -256,9 +264,11 @@ aff_status ask__stops(aff_ask *a, const char *key, aff_error *err)
     AFF_TRY(aff__calloc(&a->stop, n, sizeof *a->stop, "stop strings", err));
     for (size_t i = 0; i < n; i++) {
         const json_t *s = json_is_array(v) ? json_array_get(v, i) : v;
-        if (!aff__json_is_text(s)) return ask__bad(a, err, key, "expected a string or an array of strings, got %s", kind_of(s));
+        if (!aff__json_is_text(s))
+            return ask__bad(a, err, key, "expected a string or an array of strings, got %s", kind_of(s));
         if (!json_string_length(s)) return ask__bad(a, err, key, "an empty string stops nothing");
-        if (json_string_length(s) > AFF_MAX_STOP_BYTES) return ask__bad(a, err, key, "expected strings of at most %d bytes", AFF_MAX_STOP_BYTES);
+        if (json_string_length(s) > AFF_MAX_STOP_BYTES)
+            return ask__bad(a, err, key, "expected strings of at most %d bytes", AFF_MAX_STOP_BYTES);
         a->stop[a->n_stop++] = (aff_stop_string){json_string_value(s), json_string_length(s)};
     }
     return AFF_OK;
@@ -269,7 +279,8 @@ aff_status ask__effort(aff_ask *a, const json_t *effort, const char *param, aff_
     static const char *const names[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra", ""};
     if (!effort || json_is_null(effort)) return AFF_OK;
     bool ok = json_is_integer(effort);
-    for (size_t i = 0; i < sizeof names / sizeof *names && json_is_string(effort); i++) ok = ok || strcmp(json_string_value(effort), names[i]) == 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names && json_is_string(effort); i++)
+        ok = ok || strcmp(json_string_value(effort), names[i]) == 0;
     if (!ok) return ask__bad(a, err, param, "expected none, minimal, low, medium, high, xhigh, max or ultra");
     json_decref(a->effort);
     a->effort = json_incref((json_t *)(uintptr_t)effort);
@@ -297,7 +308,8 @@ static aff_status chat_thinking(aff_ask *a, aff_error *err)
     if (mode) a->thinking = strcmp(mode, "chat") != 0;
     AFF_TRY(ask__object(a, a->root, "thinking", &o, err));
     AFF_TRY(ask__text(a, o, "type", &mode, err));
-    if (o && (!mode || (strcmp(mode, "enabled") != 0 && strcmp(mode, "disabled") != 0 && strcmp(mode, "adaptive") != 0)))
+    if (o &&
+        (!mode || (strcmp(mode, "enabled") != 0 && strcmp(mode, "disabled") != 0 && strcmp(mode, "adaptive") != 0)))
         return ask__bad(a, err, "thinking.type", "expected enabled, disabled or adaptive");
     if (mode) a->thinking = strcmp(mode, "disabled") != 0;
     return AFF_OK;
@@ -336,7 +348,8 @@ static aff_status chat_tools(aff_ask *a, aff_error *err)
             continue;
         }
         if (!f) f = v;
-        if (!json_is_object(f) || !aff__json_is_text(json_object_get(f, "name")) || !json_string_length(json_object_get(f, "name")))
+        if (!json_is_object(f) || !aff__json_is_text(json_object_get(f, "name")) ||
+            !json_string_length(json_object_get(f, "name")))
             return ask__bad(a, err, at, "expected a function with a name");
         if (json_is_true(json_object_get(f, "strict"))) {
             snprintf(at, sizeof at, "tools[%zu].function.strict", i);
@@ -375,21 +388,71 @@ static aff_status common(aff_ask *a, int vocab, aff_error *err)
     return response_format(a, err);
 }
 
-static const aff_field chat_fields[] = {
-    {"messages", 0}, {"model", 0}, {"max_tokens", 0}, {"max_completion_tokens", 0}, {"temperature", 0}, {"top_p", 0}, {"top_k", 0},
-    {"min_p", 0}, {"seed", 0}, {"n", 0}, {"best_of", 0}, {"stream", 0}, {"stream_options", 0}, {"stop", 0}, {"tools", 0},
-    {"tool_choice", 0}, {"parallel_tool_calls", 0}, {"response_format", 0}, {"reasoning_effort", 0}, {"reasoning", 0},
-    {"thinking_mode", 0}, {"thinking", 0}, {"think", 0}, {"enable_thinking", 0}, {"chat_template_kwargs", 0}, {"logprobs", 0},
-    {"top_logprobs", 0}, {"logit_bias", 0}, {"presence_penalty", 0}, {"frequency_penalty", 0}, {"repetition_penalty", 0},
-    {"ignore_eos", 0}, {"continue_final_message", 0}, {"add_generation_prompt", AFF_F_HARMLESS}, {"user", AFF_F_HARMLESS},
-    {"metadata", AFF_F_HARMLESS}, {"store", AFF_F_HARMLESS}, {"service_tier", AFF_F_HARMLESS}, {"safety_identifier", AFF_F_HARMLESS},
-    {"prompt_cache_key", AFF_F_HARMLESS}, {"prompt_cache_retention", AFF_F_HARMLESS}, {"prediction", AFF_F_HARMLESS},
-    {"modalities", AFF_F_HARMLESS}, {"functions", AFF_F_REFUSED}, {"function_call", AFF_F_REFUSED}, {"audio", AFF_F_REFUSED},
-    {"web_search_options", AFF_F_REFUSED}, {"grammar", AFF_F_REFUSED}, {"json_schema", AFF_F_REFUSED}, {"guided_json", AFF_F_REFUSED},
-    {"guided_regex", AFF_F_REFUSED}, {"guided_choice", AFF_F_REFUSED}, {"guided_grammar", AFF_F_REFUSED},
-    {"structured_outputs", AFF_F_REFUSED}, {"min_tokens", AFF_F_REFUSED}, {"bad_words", AFF_F_REFUSED},
-    {"allowed_token_ids", AFF_F_REFUSED}, {"stop_token_ids", AFF_F_REFUSED}, {"typical_p", AFF_F_REFUSED}, {"mirostat", AFF_F_REFUSED},
-    {"length_penalty", AFF_F_REFUSED}, {"use_beam_search", AFF_F_REFUSED}, {"echo", AFF_F_REFUSED}, {"verbosity", AFF_F_REFUSED}, {0}};
+static const aff_field chat_fields[] = {{"messages", 0},
+                                        {"model", 0},
+                                        {"max_tokens", 0},
+                                        {"max_completion_tokens", 0},
+                                        {"temperature", 0},
+                                        {"top_p", 0},
+                                        {"top_k", 0},
+                                        {"min_p", 0},
+                                        {"seed", 0},
+                                        {"n", 0},
+                                        {"best_of", 0},
+                                        {"stream", 0},
+                                        {"stream_options", 0},
+                                        {"stop", 0},
+                                        {"tools", 0},
+                                        {"tool_choice", 0},
+                                        {"parallel_tool_calls", 0},
+                                        {"response_format", 0},
+                                        {"reasoning_effort", 0},
+                                        {"reasoning", 0},
+                                        {"thinking_mode", 0},
+                                        {"thinking", 0},
+                                        {"think", 0},
+                                        {"enable_thinking", 0},
+                                        {"chat_template_kwargs", 0},
+                                        {"logprobs", 0},
+                                        {"top_logprobs", 0},
+                                        {"logit_bias", 0},
+                                        {"presence_penalty", 0},
+                                        {"frequency_penalty", 0},
+                                        {"repetition_penalty", 0},
+                                        {"ignore_eos", 0},
+                                        {"continue_final_message", 0},
+                                        {"add_generation_prompt", AFF_F_HARMLESS},
+                                        {"user", AFF_F_HARMLESS},
+                                        {"metadata", AFF_F_HARMLESS},
+                                        {"store", AFF_F_HARMLESS},
+                                        {"service_tier", AFF_F_HARMLESS},
+                                        {"safety_identifier", AFF_F_HARMLESS},
+                                        {"prompt_cache_key", AFF_F_HARMLESS},
+                                        {"prompt_cache_retention", AFF_F_HARMLESS},
+                                        {"prediction", AFF_F_HARMLESS},
+                                        {"modalities", AFF_F_HARMLESS},
+                                        {"functions", AFF_F_REFUSED},
+                                        {"function_call", AFF_F_REFUSED},
+                                        {"audio", AFF_F_REFUSED},
+                                        {"web_search_options", AFF_F_REFUSED},
+                                        {"grammar", AFF_F_REFUSED},
+                                        {"json_schema", AFF_F_REFUSED},
+                                        {"guided_json", AFF_F_REFUSED},
+                                        {"guided_regex", AFF_F_REFUSED},
+                                        {"guided_choice", AFF_F_REFUSED},
+                                        {"guided_grammar", AFF_F_REFUSED},
+                                        {"structured_outputs", AFF_F_REFUSED},
+                                        {"min_tokens", AFF_F_REFUSED},
+                                        {"bad_words", AFF_F_REFUSED},
+                                        {"allowed_token_ids", AFF_F_REFUSED},
+                                        {"stop_token_ids", AFF_F_REFUSED},
+                                        {"typical_p", AFF_F_REFUSED},
+                                        {"mirostat", AFF_F_REFUSED},
+                                        {"length_penalty", AFF_F_REFUSED},
+                                        {"use_beam_search", AFF_F_REFUSED},
+                                        {"echo", AFF_F_REFUSED},
+                                        {"verbosity", AFF_F_REFUSED},
+                                        {0}};
 
 static aff_status chat(aff_ask *a, int vocab, aff_error *err)
 {
@@ -425,14 +488,44 @@ static aff_status prompt_ids(aff_ask *a, const json_t *list, int vocab, aff_erro
     return AFF_OK;
 }
 
-static const aff_field completion_fields[] = {
-    {"prompt", 0}, {"model", 0}, {"max_tokens", 0}, {"max_completion_tokens", 0}, {"temperature", 0}, {"top_p", 0}, {"top_k", 0},
-    {"min_p", 0}, {"seed", 0}, {"n", 0}, {"best_of", 0}, {"stream", 0}, {"stream_options", 0}, {"stop", 0}, {"response_format", 0},
-    {"logprobs", 0}, {"logit_bias", 0}, {"presence_penalty", 0}, {"frequency_penalty", 0}, {"repetition_penalty", 0}, {"ignore_eos", 0},
-    {"echo", 0}, {"user", AFF_F_HARMLESS}, {"metadata", AFF_F_HARMLESS}, {"store", AFF_F_HARMLESS}, {"suffix", AFF_F_REFUSED},
-    {"grammar", AFF_F_REFUSED}, {"json_schema", AFF_F_REFUSED}, {"guided_json", AFF_F_REFUSED}, {"guided_regex", AFF_F_REFUSED},
-    {"guided_choice", AFF_F_REFUSED}, {"guided_grammar", AFF_F_REFUSED}, {"structured_outputs", AFF_F_REFUSED}, {"min_tokens", AFF_F_REFUSED},
-    {"stop_token_ids", AFF_F_REFUSED}, {"typical_p", AFF_F_REFUSED}, {"mirostat", AFF_F_REFUSED}, {0}};
+static const aff_field completion_fields[] = {{"prompt", 0},
+                                              {"model", 0},
+                                              {"max_tokens", 0},
+                                              {"max_completion_tokens", 0},
+                                              {"temperature", 0},
+                                              {"top_p", 0},
+                                              {"top_k", 0},
+                                              {"min_p", 0},
+                                              {"seed", 0},
+                                              {"n", 0},
+                                              {"best_of", 0},
+                                              {"stream", 0},
+                                              {"stream_options", 0},
+                                              {"stop", 0},
+                                              {"response_format", 0},
+                                              {"logprobs", 0},
+                                              {"logit_bias", 0},
+                                              {"presence_penalty", 0},
+                                              {"frequency_penalty", 0},
+                                              {"repetition_penalty", 0},
+                                              {"ignore_eos", 0},
+                                              {"echo", 0},
+                                              {"user", AFF_F_HARMLESS},
+                                              {"metadata", AFF_F_HARMLESS},
+                                              {"store", AFF_F_HARMLESS},
+                                              {"suffix", AFF_F_REFUSED},
+                                              {"grammar", AFF_F_REFUSED},
+                                              {"json_schema", AFF_F_REFUSED},
+                                              {"guided_json", AFF_F_REFUSED},
+                                              {"guided_regex", AFF_F_REFUSED},
+                                              {"guided_choice", AFF_F_REFUSED},
+                                              {"guided_grammar", AFF_F_REFUSED},
+                                              {"structured_outputs", AFF_F_REFUSED},
+                                              {"min_tokens", AFF_F_REFUSED},
+                                              {"stop_token_ids", AFF_F_REFUSED},
+                                              {"typical_p", AFF_F_REFUSED},
+                                              {"mirostat", AFF_F_REFUSED},
+                                              {0}};
 
 static aff_status completions(aff_ask *a, int vocab, aff_error *err)
 {
@@ -447,7 +540,8 @@ static aff_status completions(aff_ask *a, int vocab, aff_error *err)
     if (a->echo && a->logprobs) return ask__bad(a, err, "echo", "not supported with logprobs");
     if (json_is_array(p) && json_array_size(p) == 1 && !json_is_integer(json_array_get(p, 0))) p = json_array_get(p, 0);
     if (json_is_array(p) && json_array_size(p)) return prompt_ids(a, p, vocab, err);
-    if (!p || !aff__json_is_text(p)) return ask__bad(a, err, "prompt", "expected a string, an array of one string, or an array of token ids");
+    if (!p || !aff__json_is_text(p))
+        return ask__bad(a, err, "prompt", "expected a string, an array of one string, or an array of token ids");
     a->prompt = json_string_value(p);
     a->n_prompt = json_string_length(p);
     return AFF_OK;
@@ -456,17 +550,28 @@ static aff_status completions(aff_ask *a, int vocab, aff_error *err)
 aff_status aff__ask_decode(aff_ask *a, aff_dialect dialect, const char *body, size_t n, int vocab, aff_error *err)
 {
     const char *model;
-    *a = (aff_ask){.dialect = dialect, .thinking = dialect != AFF_MESSAGES && dialect != AFF_COMPLETIONS, .n = 1, .max_tokens = -1};
+    *a = (aff_ask){.dialect = dialect,
+                   .thinking = dialect != AFF_MESSAGES && dialect != AFF_COMPLETIONS,
+                   .n = 1,
+                   .max_tokens = -1};
     aff_sampling_init(&a->sampling);
     a->sampling.temperature = 1;
     a->sampling.top_p = 0.95;
     AFF_TRY(aff__ask_object(&a->root, body, n, err));
     AFF_TRY(ask__text(a, a->root, "model", &model, err));
     switch (dialect) {
-    case AFF_CHAT_COMPLETIONS: AFF_TRY(chat(a, vocab, err)); break;
-    case AFF_COMPLETIONS: AFF_TRY(completions(a, vocab, err)); break;
-    case AFF_MESSAGES: AFF_TRY(ask__messages(a, vocab, err)); break;
-    case AFF_RESPONSES: AFF_TRY(ask__responses(a, vocab, err)); break;
+    case AFF_CHAT_COMPLETIONS:
+        AFF_TRY(chat(a, vocab, err));
+        break;
+    case AFF_COMPLETIONS:
+        AFF_TRY(completions(a, vocab, err));
+        break;
+    case AFF_MESSAGES:
+        AFF_TRY(ask__messages(a, vocab, err));
+        break;
+    case AFF_RESPONSES:
+        AFF_TRY(ask__responses(a, vocab, err));
+        break;
     }
     if (a->thinking && !a->effort && dialect != AFF_COMPLETIONS && !(a->effort = json_string("high")))
         return aff__fail(err, AFF_E_NOMEM, "request: out of memory");

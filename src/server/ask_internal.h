@@ -3,7 +3,8 @@
 #define AFF_SERVER_ASK_INTERNAL_H
 #include "server/ask.h"
 
-/* What is known of a field. One that would change the text and is not supported may only be null or say that nothing changes. */
+/* What is known of a field. One that would change the text and is not supported may only be null or say that nothing
+ * changes. */
 typedef enum aff_field_kind { AFF_F_USED, AFF_F_HARMLESS, AFF_F_REFUSED } aff_field_kind;
 typedef struct aff_field {
     const char *name;
@@ -11,14 +12,18 @@ typedef struct aff_field {
 } aff_field;
 
 /* AFF_E_INVALID with the field's name in param and in front of the sentence. */
-aff_status ask__bad(aff_ask *a, aff_error *err, const char *param, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
-aff_status ask__fields(aff_ask *a, const json_t *obj, const aff_field *known, aff_error *err); /* ends with a NULL name */
+aff_status ask__bad(aff_ask *a, aff_error *err, const char *param, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+aff_status ask__fields(aff_ask *a, const json_t *obj, const aff_field *known,
+                       aff_error *err); /* ends with a NULL name */
 aff_status ask__ignore(aff_ask *a, const char *name, aff_error *err);
 /* A field of obj, NULL when absent or null. */
 json_t *ask__get(const json_t *obj, const char *key);
 aff_status ask__bool(aff_ask *a, const json_t *obj, const char *key, bool *out, aff_error *err);
-aff_status ask__int(aff_ask *a, const json_t *obj, const char *key, int64_t min, int64_t max, int64_t *out, aff_error *err);
-aff_status ask__num(aff_ask *a, const json_t *obj, const char *key, double min, double max, double *out, aff_error *err);
+aff_status ask__int(aff_ask *a, const json_t *obj, const char *key, int64_t min, int64_t max, int64_t *out,
+                    aff_error *err);
+aff_status ask__num(aff_ask *a, const json_t *obj, const char *key, double min, double max, double *out,
+                    aff_error *err);
 aff_status ask__object(aff_ask *a, const json_t *obj, const char *key, json_t **out, aff_error *err);
 aff_status ask__array(aff_ask *a, const json_t *obj, const char *key, json_t **out, aff_error *err);
 aff_status ask__text(aff_ask *a, const json_t *obj, const char *key, const char **out, aff_error *err);

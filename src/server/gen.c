@@ -21,16 +21,23 @@ static const char *error_type(aff_dialect d, int status)
 {
     const bool m = d == AFF_MESSAGES;
     switch (status) {
-    case 401: return "authentication_error";
-    case 404: return m ? "not_found_error" : "invalid_request_error";
-    case 413: return m ? "request_too_large" : "invalid_request_error";
-    case 429: return "rate_limit_error";
-    case 503: return m ? "overloaded_error" : "unavailable_error";
-    default: return status < 500 ? "invalid_request_error" : m ? "api_error" : "server_error";
+    case 401:
+        return "authentication_error";
+    case 404:
+        return m ? "not_found_error" : "invalid_request_error";
+    case 413:
+        return m ? "request_too_large" : "invalid_request_error";
+    case 429:
+        return "rate_limit_error";
+    case 503:
+        return m ? "overloaded_error" : "unavailable_error";
+    default:
+        return status < 500 ? "invalid_request_error" : m ? "api_error" : "server_error";
     }
 }
 
-void aff__put_error(aff_jout *j, const aff_exchange *x, aff_dialect d, int status, const char *message, const char *param, const char *code)
+void aff__put_error(aff_jout *j, const aff_exchange *x, aff_dialect d, int status, const char *message,
+                    const char *param, const char *code)
 {
     aff__jout_raw(j, d == AFF_MESSAGES ? "{\"type\": \"error\", \"error\": {\"type\": " : "{\"error\": {\"type\": ");
     aff__jout_cstr(j, error_type(d, status));
@@ -55,7 +62,8 @@ void aff__put_error(aff_jout *j, const aff_exchange *x, aff_dialect d, int statu
     aff__jout_raw(j, "}}");
 }
 
-void aff__answer_error(aff_exchange *x, aff_dialect d, int status, const char *message, const char *param, const char *code)
+void aff__answer_error(aff_exchange *x, aff_dialect d, int status, const char *message, const char *param,
+                       const char *code)
 {
     aff_jout j = {0};
     aff__put_error(&j, x, d, status, message, param, code);
@@ -241,8 +249,10 @@ static aff_status on_parsed(void *ctx, const aff_parse_event *e, aff_error *err)
         AFF_TRY(aff__buf_put(&c->reasoning, e->s, e->n, err));
         emit(c, AFF_G_REASONING, NULL, e->s, e->n);
         return AFF_OK;
-    case AFF_PARSE_TEXT: return take_text(c, e->s, e->n, err);
-    case AFF_PARSE_CALL: return new_call(c, e, err);
+    case AFF_PARSE_TEXT:
+        return take_text(c, e->s, e->n, err);
+    case AFF_PARSE_CALL:
+        return new_call(c, e, err);
     case AFF_PARSE_ARGS:
         AFF_TRY(aff__buf_put(&t->arguments, e->s, e->n, err));
         emit(c, AFF_G_ARGS, t, e->s, e->n);
@@ -311,7 +321,8 @@ static aff_status take_token(aff_choice *c, const aff_token *t, aff_error *err)
     if (reasoning) c->reasoning_tokens++;
     if (t->id == (int32_t)g->sv->cfg->eos) return AFF_OK;
     if (g->ask.logprobs) keep_probs(c, t);
-    if (g->ask.dialect == AFF_COMPLETIONS) return aff__tokenizer_is_special(g->sv->tok, (uint32_t)t->id) ? AFF_OK : raw_token(c, s, n, err);
+    if (g->ask.dialect == AFF_COMPLETIONS)
+        return aff__tokenizer_is_special(g->sv->tok, (uint32_t)t->id) ? AFF_OK : raw_token(c, s, n, err);
     if (reasoning) AFF_TRY(settle(c, &c->reasoning_probs, err));
     if (t->id == g->sv->think_end) c->reasoning_over = true;
     return aff__parser_feed(c->parser, s, n, err);
@@ -434,7 +445,8 @@ static aff_status from_u32(const aff_ids *ids, int32_t **out, int64_t *n, aff_er
     return AFF_OK;
 }
 
-aff_status aff__gen_prompt(const aff_serving *sv, const aff_ask *a, int32_t **ids, int64_t *n, bool *thinking, aff_error *err)
+aff_status aff__gen_prompt(const aff_serving *sv, const aff_ask *a, int32_t **ids, int64_t *n, bool *thinking,
+                           aff_error *err)
 {
     *thinking = false;
     if (a->ids) {
@@ -475,9 +487,15 @@ static bool too_long(aff_gen *g)
         return true;
     }
     aff__jout_fmt(&j,
-                  "{\"error\": {\"message\": \"the prompt has %lld tokens, this server's context is %lld tokens: shorten it\", \"type\": "
-                  "\"invalid_request_error\", \"param\": \"%s\", \"code\": \"context_length_exceeded\", \"n_prompt_tokens\": %lld, \"n_ctx\": %lld}}",
-                  n, context, g->ask.dialect == AFF_RESPONSES ? "input" : g->ask.dialect == AFF_COMPLETIONS ? "prompt" : "messages", n, context);
+                  "{\"error\": {\"message\": \"the prompt has %lld tokens, this server's context is %lld tokens: "
+                  "shorten it\", \"type\": "
+                  "\"invalid_request_error\", \"param\": \"%s\", \"code\": \"context_length_exceeded\", "
+                  "\"n_prompt_tokens\": %lld, \"n_ctx\": %lld}}",
+                  n, context,
+                  g->ask.dialect == AFF_RESPONSES     ? "input"
+                  : g->ask.dialect == AFF_COMPLETIONS ? "prompt"
+                                                      : "messages",
+                  n, context);
     aff__x_respond(g->x, 400, "application/json", j.b.s, j.b.n);
     aff__buf_free(&j.b);
     return true;
@@ -499,7 +517,8 @@ static aff_status make_choices(aff_gen *g, aff_error *err)
         c->g = g;
         c->index = i;
         c->block = -1;
-        if (g->ask.dialect != AFF_COMPLETIONS) AFF_TRY(aff__parser_create(&c->parser, g->thinking, g->ask.tools, on_parsed, c, err));
+        if (g->ask.dialect != AFF_COMPLETIONS)
+            AFF_TRY(aff__parser_create(&c->parser, g->thinking, g->ask.tools, on_parsed, c, err));
     }
     return AFF_OK;
 }
@@ -508,7 +527,9 @@ static aff_status make_choices(aff_gen *g, aff_error *err)
 static int retry_after(aff_serving *sv)
 {
     pthread_mutex_lock(&sv->count_lock);
-    const double each = sv->count.requests ? (double)(sv->count.prefill_ns + sv->count.decode_ns) / 1e9 / (double)sv->count.requests : 1;
+    const double each = sv->count.requests
+                            ? (double)(sv->count.prefill_ns + sv->count.decode_ns) / 1e9 / (double)sv->count.requests
+                            : 1;
     pthread_mutex_unlock(&sv->count_lock);
     const double s = each / sv->slots;
     return s < 1 ? 1 : s > 60 ? 60 : (int)s;
@@ -544,7 +565,8 @@ static aff_status submit_all(aff_gen *g, const int32_t *ids, aff_error *err)
                      .logprobs = g->ask.logprobs,
                      .top_logprobs = g->ask.top_logprobs,
                      .ignore_eos = g->ask.ignore_eos};
-    if (!g->ask.seeded && getrandom(&r.sampling.seed, sizeof r.sampling.seed, 0) != (ssize_t)sizeof r.sampling.seed) r.sampling.seed = aff__now_ns();
+    if (!g->ask.seeded && getrandom(&r.sampling.seed, sizeof r.sampling.seed, 0) != (ssize_t)sizeof r.sampling.seed)
+        r.sampling.seed = aff__now_ns();
     for (int i = 0; i < g->ask.n; i++) {
         aff_choice *c = &g->choice[i];
         const aff_events ev = {.ctx = c, .progress = on_progress, .token = on_token, .done = on_done};
@@ -571,7 +593,8 @@ static void enlist(aff_gen *g)
 
 void aff__gen_start(aff_serving *sv, aff_exchange *x, aff_ask *ask)
 {
-    static const aff_writer *const writers[] = {&aff__chat_writer, &aff__completion_writer, &aff__messages_writer, &aff__responses_writer};
+    static const aff_writer *const writers[] = {&aff__chat_writer, &aff__completion_writer, &aff__messages_writer,
+                                                &aff__responses_writer};
     static const char *const prefixes[] = {"chatcmpl-", "cmpl-", "msg_", "resp_"};
     aff_error err = {0};
     aff_gen *g = NULL;
@@ -581,7 +604,8 @@ void aff__gen_start(aff_serving *sv, aff_exchange *x, aff_ask *ask)
         aff__ask_free(ask);
         return;
     }
-    *g = (aff_gen){.sv = sv, .x = x, .w = writers[ask->dialect], .ask = *ask, .refs = 1, .created = (uint64_t)time(NULL)};
+    *g = (aff_gen){
+        .sv = sv, .x = x, .w = writers[ask->dialect], .ask = *ask, .refs = 1, .created = (uint64_t)time(NULL)};
     *ask = (aff_ask){0};
     pthread_mutex_init(&g->lock, NULL);
     aff__random_id(g->id, sizeof g->id, prefixes[g->ask.dialect]);

@@ -29,7 +29,8 @@ typedef struct aff_serving {
     aff_gen *live;       /* list of all at work */
     pthread_mutex_t count_lock;
     struct {
-        uint64_t requests, refused, failed, cancelled, prompt_tokens, cached_tokens, cached_prompts, tokens, prefill_ns, decode_ns;
+        uint64_t requests, refused, failed, cancelled, prompt_tokens, cached_tokens, cached_prompts, tokens, prefill_ns,
+            decode_ns;
     } count;
 } aff_serving;
 
@@ -46,7 +47,7 @@ typedef enum aff_finish { AFF_FIN_NONE, AFF_FIN_STOP, AFF_FIN_STOP_STRING, AFF_F
 typedef struct aff_choice {
     aff_gen *g;
     int index;
-    uint64_t id; /* of the engine */
+    uint64_t id;                  /* of the engine */
     bool submitted, done, halted; /* halted: nothing that comes now is the answer's */
     aff_parser *parser;
     aff_utf8_stream utf8;
@@ -60,9 +61,10 @@ typedef struct aff_choice {
     aff_status status;
     aff_error err;
     int64_t tokens, reasoning_tokens, prefilled; /* chosen; until reasoning ended; rows run */
-    int64_t cached; /* prompt rows that a cache had */
+    int64_t cached;                              /* prompt rows that a cache had */
     bool reasoning_over;
-    aff_jout probs, reasoning_probs, pending; /* entries of log-probabilities: of text that was sent, of reasoning, not yet settled */
+    aff_jout probs, reasoning_probs,
+        pending; /* entries of log-probabilities: of text that was sent, of reasoning, not yet settled */
     size_t probs_sent, reasoning_probs_sent; /* bytes of them that are out */
     /* for the writers */
     int block; /* messages, responses: number of the open block; -1: none opened yet */
@@ -70,7 +72,14 @@ typedef struct aff_choice {
     size_t block_from; /* responses: where its text begins */
 } aff_choice;
 
-typedef enum aff_gen_kind { AFF_G_REASONING, AFF_G_TEXT, AFF_G_CALL, AFF_G_ARGS, AFF_G_CALL_END, AFF_G_CALL_DROP } aff_gen_kind;
+typedef enum aff_gen_kind {
+    AFF_G_REASONING,
+    AFF_G_TEXT,
+    AFF_G_CALL,
+    AFF_G_ARGS,
+    AFF_G_CALL_END,
+    AFF_G_CALL_DROP
+} aff_gen_kind;
 
 /* A dialect's answer. event and choice_done only when it streams. */
 typedef struct aff_writer {
@@ -78,8 +87,8 @@ typedef struct aff_writer {
     void (*begin)(aff_gen *g);
     void (*event)(aff_choice *c, aff_gen_kind kind, aff_tool_call *call, const char *s, size_t n);
     void (*choice_done)(aff_choice *c);
-    void (*end)(aff_gen *g);   /* of a stream */
-    void (*whole)(aff_gen *g); /* all at once */
+    void (*end)(aff_gen *g);                        /* of a stream */
+    void (*whole)(aff_gen *g);                      /* all at once */
     void (*fail)(aff_gen *g, const aff_error *err); /* in a stream */
 } aff_writer;
 
@@ -109,12 +118,15 @@ extern const aff_writer aff__chat_writer, aff__completion_writer, aff__messages_
 /* Takes `ask` (also when it fails) and answers x, at once or later. Errors are answered too. */
 void aff__gen_start(aff_serving *sv, aff_exchange *x, aff_ask *ask);
 /* The prompt of a request as ids. */
-aff_status aff__gen_prompt(const aff_serving *sv, const aff_ask *ask, int32_t **ids, int64_t *n, bool *thinking, aff_error *err);
+aff_status aff__gen_prompt(const aff_serving *sv, const aff_ask *ask, int32_t **ids, int64_t *n, bool *thinking,
+                           aff_error *err);
 /* "call_" or another prefix and 128 random bits. */
 void aff__random_id(char *out, size_t cap, const char *prefix);
 /* Sends what is in g->out and empties it; a failure abandons the request. */
 void aff__gen_flush(aff_gen *g);
 /* An error in the shape of a dialect, by its path. `code` NULL allowed. */
-void aff__answer_error(aff_exchange *x, aff_dialect d, int status, const char *message, const char *param, const char *code);
-void aff__put_error(aff_jout *j, const aff_exchange *x, aff_dialect d, int status, const char *message, const char *param, const char *code);
+void aff__answer_error(aff_exchange *x, aff_dialect d, int status, const char *message, const char *param,
+                       const char *code);
+void aff__put_error(aff_jout *j, const aff_exchange *x, aff_dialect d, int status, const char *message,
+                    const char *param, const char *code);
 #endif

@@ -55,7 +55,8 @@ struct aff_exchange {
     const char *heartbeat;
     aff_buf out;
     size_t taken, sent; /* of out.s; in all */
-    uint64_t arrived, whole_at, wrote, read_on; /* ns: first seen; body complete; last write; last time the client took bytes */
+    uint64_t arrived, whole_at, wrote,
+        read_on; /* ns: first seen; body complete; last write; last time the client took bytes */
     void (*on_gone)(void *user);
     void *user;
 };
@@ -153,17 +154,41 @@ void aff__x_unref(aff_exchange *x)
     free(x);
 }
 
-const char *aff__x_method(const aff_exchange *x) { return x->method; }
-const char *aff__x_path(const aff_exchange *x) { return x->path; }
-const char *aff__x_id(const aff_exchange *x) { return x->id; }
-const char *aff__x_authorization(const aff_exchange *x) { return x->authorization ? x->authorization : ""; }
-const char *aff__x_api_key(const aff_exchange *x) { return x->api_key ? x->api_key : ""; }
-const char *aff__x_origin(const aff_exchange *x) { return x->origin ? x->origin : ""; }
-const aff_buf *aff__x_body(const aff_exchange *x) { return &x->body; }
-void aff__x_release_body(aff_exchange *x) { aff__buf_free(&x->body); }
+const char *aff__x_method(const aff_exchange *x)
+{
+    return x->method;
+}
+const char *aff__x_path(const aff_exchange *x)
+{
+    return x->path;
+}
+const char *aff__x_id(const aff_exchange *x)
+{
+    return x->id;
+}
+const char *aff__x_authorization(const aff_exchange *x)
+{
+    return x->authorization ? x->authorization : "";
+}
+const char *aff__x_api_key(const aff_exchange *x)
+{
+    return x->api_key ? x->api_key : "";
+}
+const char *aff__x_origin(const aff_exchange *x)
+{
+    return x->origin ? x->origin : "";
+}
+const aff_buf *aff__x_body(const aff_exchange *x)
+{
+    return &x->body;
+}
+void aff__x_release_body(aff_exchange *x)
+{
+    aff__buf_free(&x->body);
+}
 
-/* The connection goes on if it waited. While it waits the library does not touch it, so that only the thread that clears
- * `suspended` may call the library, and does so without the lock. */
+/* The connection goes on if it waited. While it waits the library does not touch it, so that only the thread that
+ * clears `suspended` may call the library, and does so without the lock. */
 static void unlock_and_resume(aff_exchange *x)
 {
     const bool resume = x->suspended;
@@ -323,13 +348,17 @@ static bool closing(aff_http *h)
     return yes;
 }
 
-static void answer_freed(void *cls) { aff__x_unref(cls); }
+static void answer_freed(void *cls)
+{
+    aff__x_unref(cls);
+}
 
-/* The answer has begun: its headers do not change any more. Without x->lock, which the library's own lock of the response comes
- * before (read_answer). */
+/* The answer has begun: its headers do not change any more. Without x->lock, which the library's own lock of the
+ * response comes before (read_answer). */
 static enum MHD_Result queue_answer(aff_exchange *x)
 {
-    struct MHD_Response *r = MHD_create_response_from_callback(x->known_size ? x->out.n : MHD_SIZE_UNKNOWN, READ_BLOCK, read_answer, x, answer_freed);
+    struct MHD_Response *r = MHD_create_response_from_callback(x->known_size ? x->out.n : MHD_SIZE_UNKNOWN, READ_BLOCK,
+                                                               read_answer, x, answer_freed);
     if (!r) return MHD_NO;
     aff__x_ref(x);
     MHD_add_response_header(r, "Content-Type", x->type);
@@ -377,15 +406,16 @@ static void check_header(aff_exchange *x, const char *url)
     lengths l = {0};
     MHD_get_connection_values(x->mhd, MHD_HEADER_KIND, count_length, &l);
     if (l.length + l.coding > 1 || l.bad)
-        refuse(x, 400, "expected one Content-Length or Transfer-Encoding: chunked, got several, both or a malformed one");
+        refuse(x, 400,
+               "expected one Content-Length or Transfer-Encoding: chunked, got several, both or a malformed one");
     else if (l.value > x->h->o.max_body)
         refuse(x, 413, "the body is larger than this server takes (--max-body)");
     else if (strlen(url) >= sizeof x->path)
         refuse(x, 404, "no such path");
 }
 
-static enum MHD_Result on_request(void *cls, struct MHD_Connection *m, const char *url, const char *method, const char *version, const char *data,
-                                  size_t *size, void **state)
+static enum MHD_Result on_request(void *cls, struct MHD_Connection *m, const char *url, const char *method,
+                                  const char *version, const char *data, size_t *size, void **state)
 {
     aff_http *h = cls;
     aff_exchange *x = *state;
@@ -438,8 +468,8 @@ static void log_request(const aff_exchange *x)
     for (char *p = path; *p; p++)
         if (*p <= ' ' || *p >= 127 || *p == '"') *p = '?';
     strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &tm));
-    fprintf(f, "%s %s %s %s %d %zu bytes %.1f ms%s\n", when, x->id, x->method, path, x->status, x->sent, (double)(aff__now_ns() - x->arrived) / 1e6,
-            x->gone ? " client left" : "");
+    fprintf(f, "%s %s %s %s %d %zu bytes %.1f ms%s\n", when, x->id, x->method, path, x->status, x->sent,
+            (double)(aff__now_ns() - x->arrived) / 1e6, x->gone ? " client left" : "");
     fflush(f);
 }
 
@@ -501,9 +531,13 @@ static void on_connection(void *cls, struct MHD_Connection *m, void **context, e
 
 /* ---- the watcher ---- */
 
-static bool late(uint64_t now, uint64_t since, int ms) { return since && now > since && now - since > (uint64_t)ms * 1000000u; }
+static bool late(uint64_t now, uint64_t since, int ms)
+{
+    return since && now > since && now - since > (uint64_t)ms * 1000000u;
+}
 
-/* Whether the client is beyond a deadline, or has left (hung). Writes a heartbeat that is due. *watch: look for its leaving. */
+/* Whether the client is beyond a deadline, or has left (hung). Writes a heartbeat that is due. *watch: look for its
+ * leaving. */
 static bool examine(aff_http *h, conn *c, uint64_t now, bool hung, bool *watch)
 {
     aff_exchange *x = c->x;
@@ -626,12 +660,15 @@ static aff_status start_daemon(aff_http *h, aff_error *err)
 {
     struct sockaddr_storage a;
     AFF_TRY(address(&h->o, &a, err));
-    const unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_PEDANTIC_CHECKS | (a.ss_family == AF_INET6 ? MHD_USE_IPv6 : 0);
-    h->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_request, h, MHD_OPTION_SOCK_ADDR, (struct sockaddr *)&a, MHD_OPTION_CONNECTION_LIMIT,
-                                 (unsigned)h->o.max_connections, MHD_OPTION_CONNECTION_MEMORY_LIMIT, h->o.max_header, MHD_OPTION_NOTIFY_COMPLETED,
-                                 on_completed, h, MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_LISTENING_ADDRESS_REUSE, 1u,
-                                 MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
-    if (!h->daemon) return aff__fail_errno(err, "%s port %d: cannot listen", h->o.host ? h->o.host : "127.0.0.1", h->o.port);
+    const unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_PEDANTIC_CHECKS |
+                           (a.ss_family == AF_INET6 ? MHD_USE_IPv6 : 0);
+    h->daemon = MHD_start_daemon(
+        flags, 0, NULL, NULL, on_request, h, MHD_OPTION_SOCK_ADDR, (struct sockaddr *)&a, MHD_OPTION_CONNECTION_LIMIT,
+        (unsigned)h->o.max_connections, MHD_OPTION_CONNECTION_MEMORY_LIMIT, h->o.max_header,
+        MHD_OPTION_NOTIFY_COMPLETED, on_completed, h, MHD_OPTION_NOTIFY_CONNECTION, on_connection, h,
+        MHD_OPTION_LISTENING_ADDRESS_REUSE, 1u, MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
+    if (!h->daemon)
+        return aff__fail_errno(err, "%s port %d: cannot listen", h->o.host ? h->o.host : "127.0.0.1", h->o.port);
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_BIND_PORT);
     h->port = info ? info->port : h->o.port;
     return AFF_OK;
@@ -658,10 +695,12 @@ aff_status aff__http_start(aff_http **out, const aff_http_options *o, aff_error 
     pthread_condattr_destroy(&attr);
     h->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     const uint64_t cap = 2 * ((uint64_t)h->o.max_connections + 2);
-    aff_status s = h->wake < 0 ? aff__fail_errno(err, "server: no event descriptor") : aff__calloc(&h->set, cap, sizeof *h->set, "server", err);
+    aff_status s = h->wake < 0 ? aff__fail_errno(err, "server: no event descriptor")
+                               : aff__calloc(&h->set, cap, sizeof *h->set, "server", err);
     if (s == AFF_OK) s = aff__calloc(&h->set_serial, cap, sizeof *h->set_serial, "server", err);
     if (s == AFF_OK) s = start_daemon(h, err);
-    if (s == AFF_OK && pthread_create(&h->watcher, NULL, watch, h) != 0) s = aff__fail(err, AFF_E_NOMEM, "server: cannot start a thread");
+    if (s == AFF_OK && pthread_create(&h->watcher, NULL, watch, h) != 0)
+        s = aff__fail(err, AFF_E_NOMEM, "server: cannot start a thread");
     h->watching = s == AFF_OK;
     if (s == AFF_OK)
         *out = h;
@@ -670,7 +709,10 @@ aff_status aff__http_start(aff_http **out, const aff_http_options *o, aff_error 
     return s;
 }
 
-int aff__http_port(const aff_http *h) { return h->port; }
+int aff__http_port(const aff_http *h)
+{
+    return h->port;
+}
 
 int aff__http_pending(aff_http *h)
 {

@@ -1,7 +1,7 @@
-/* http.h - HTTP/1.1 in front of libmicrohttpd: limits, deadlines, answers that may come late or in pieces, and clients that
- * leave. One thread of the library reads and writes; a watcher thread keeps the deadlines (a client that sends its header byte by
- * byte outlives the library's own), writes heartbeats, and sees a client leave while its connection waits, which the library
- * does not look at. */
+/* http.h - HTTP/1.1 in front of libmicrohttpd: limits, deadlines, answers that may come late or in pieces, and clients
+ * that leave. One thread of the library reads and writes; a watcher thread keeps the deadlines (a client that sends its
+ * header byte by byte outlives the library's own), writes heartbeats, and sees a client leave while its connection
+ * waits, which the library does not look at. */
 #ifndef AFF_SERVER_HTTP_H
 #define AFF_SERVER_HTTP_H
 #include "base/buf.h"
@@ -11,12 +11,13 @@ typedef struct aff_http aff_http;
 typedef struct aff_exchange aff_exchange; /* a request and its answer; counted references */
 
 typedef struct aff_http_options {
-    const char *host; /* numeric IPv4 or IPv6 address, or "localhost"; NULL: 127.0.0.1 */
-    int port;         /* 0: any free one */
+    const char *host;            /* numeric IPv4 or IPv6 address, or "localhost"; NULL: 127.0.0.1 */
+    int port;                    /* 0: any free one */
     size_t max_body, max_header; /* bytes; 0: 32 MiB, 64 KiB */
     int max_connections;         /* 0: 256 */
-    /* Milliseconds, 0: 30000, 60000, 60000, 5000. header: from the connection's begin, or the end of the last answer, to the end of
-     * the next request's header; body: from there to its end; write: an answer that waits for the client to read on. */
+    /* Milliseconds, 0: 30000, 60000, 60000, 5000. header: from the connection's begin, or the end of the last answer,
+     * to the end of the next request's header; body: from there to its end; write: an answer that waits for the client
+     * to read on. */
     int header_ms, body_ms, write_ms, heartbeat_ms;
     FILE *log; /* one line per request, without content; NULL: none */
     void *ctx;
@@ -28,7 +29,8 @@ typedef struct aff_http_options {
 
 aff_status aff__http_start(aff_http **out, const aff_http_options *o, aff_error *err);
 int aff__http_port(const aff_http *h);
-/* Takes no more connections; returns when every answer is out, or after `ms`: then clients are dropped (their `gone` is called). */
+/* Takes no more connections; returns when every answer is out, or after `ms`: then clients are dropped (their `gone` is
+ * called). */
 void aff__http_drain(aff_http *h, int ms);
 /* After a drain, and when nobody answers any more. Frees h. */
 void aff__http_stop(aff_http *h);
@@ -36,8 +38,8 @@ int aff__http_pending(aff_http *h); /* requests not answered to their end */
 
 /* ---- the request; until its last reference goes ---- */
 const char *aff__x_method(const aff_exchange *x);
-const char *aff__x_path(const aff_exchange *x); /* without the query */
-const char *aff__x_id(const aff_exchange *x);   /* header x-request-id of the answer */
+const char *aff__x_path(const aff_exchange *x);          /* without the query */
+const char *aff__x_id(const aff_exchange *x);            /* header x-request-id of the answer */
 const char *aff__x_authorization(const aff_exchange *x); /* header Authorization, "" if none */
 const char *aff__x_api_key(const aff_exchange *x);       /* header x-api-key */
 const char *aff__x_origin(const aff_exchange *x);        /* header Origin */
@@ -47,7 +49,8 @@ void aff__x_ref(aff_exchange *x);
 void aff__x_unref(aff_exchange *x);
 
 /* ---- the answer; from any thread, one at a time ---- */
-/* Calls gone(user), at most once, when the client leaves before the answer's end. false: it has left, gone will not be called. */
+/* Calls gone(user), at most once, when the client leaves before the answer's end. false: it has left, gone will not be
+ * called. */
 bool aff__x_on_gone(aff_exchange *x, void (*gone)(void *user), void *user);
 /* No more. false: there was nothing to forget, the call was made or is on its way. */
 bool aff__x_forget_gone(aff_exchange *x);

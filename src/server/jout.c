@@ -9,7 +9,10 @@ static void note(aff_jout *j, aff_status s)
     if (s != AFF_OK) j->failed = true;
 }
 
-void aff__jout_raw(aff_jout *j, const char *s) { note(j, aff__buf_puts(&j->b, s, NULL)); }
+void aff__jout_raw(aff_jout *j, const char *s)
+{
+    note(j, aff__buf_puts(&j->b, s, NULL));
+}
 
 void aff__jout_fmt(aff_jout *j, const char *fmt, ...)
 {
@@ -21,8 +24,14 @@ void aff__jout_fmt(aff_jout *j, const char *fmt, ...)
     aff__jout_raw(j, line);
 }
 
-void aff__jout_str(aff_jout *j, const char *s, size_t n) { note(j, aff__json_put_string(&j->b, n ? s : "", n, NULL)); }
-void aff__jout_cstr(aff_jout *j, const char *s) { aff__jout_str(j, s, strlen(s)); }
+void aff__jout_str(aff_jout *j, const char *s, size_t n)
+{
+    note(j, aff__json_put_string(&j->b, n ? s : "", n, NULL));
+}
+void aff__jout_cstr(aff_jout *j, const char *s)
+{
+    aff__jout_str(j, s, strlen(s));
+}
 
 void aff__jout_tail(aff_jout *j, const char *s, size_t n)
 {
@@ -32,4 +41,7 @@ void aff__jout_tail(aff_jout *j, const char *s, size_t n)
     aff__buf_free(&quoted);
 }
 
-void aff__jout_json(aff_jout *j, const json_t *v) { note(j, aff__json_dump_python(&j->b, v, NULL)); }
+void aff__jout_json(aff_jout *j, const json_t *v)
+{
+    note(j, aff__json_dump_python(&j->b, v, NULL));
+}

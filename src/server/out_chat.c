@@ -2,13 +2,20 @@
 #include "server/gen.h"
 #include <inttypes.h>
 
-static const char *finish_name(aff_finish f) { return f == AFF_FIN_LENGTH ? "length" : f == AFF_FIN_CALLS ? "tool_calls" : "stop"; }
+static const char *finish_name(aff_finish f)
+{
+    return f == AFF_FIN_LENGTH ? "length" : f == AFF_FIN_CALLS ? "tool_calls" : "stop";
+}
 
-static bool is_chat(const aff_gen *g) { return g->ask.dialect == AFF_CHAT_COMPLETIONS; }
+static bool is_chat(const aff_gen *g)
+{
+    return g->ask.dialect == AFF_CHAT_COMPLETIONS;
+}
 
 static void head(aff_gen *g, const char *object)
 {
-    aff__jout_fmt(&g->out, "{\"id\": \"%s\", \"object\": \"%s\", \"created\": %" PRIu64 ", \"model\": ", g->id, object, g->created);
+    aff__jout_fmt(&g->out, "{\"id\": \"%s\", \"object\": \"%s\", \"created\": %" PRIu64 ", \"model\": ", g->id, object,
+                  g->created);
     aff__jout_cstr(&g->out, g->sv->model);
     aff__jout_raw(&g->out, ", \"choices\": [");
 }
@@ -20,11 +27,14 @@ static void usage(aff_gen *g)
         tokens += g->choice[i].tokens;
         reasoning += g->choice[i].reasoning_tokens;
     }
-    aff__jout_fmt(&g->out, "\"usage\": {\"prompt_tokens\": %" PRId64 ", \"completion_tokens\": %" PRId64 ", \"total_tokens\": %" PRId64, g->n_prompt, tokens,
-                  g->n_prompt + tokens);
+    aff__jout_fmt(&g->out,
+                  "\"usage\": {\"prompt_tokens\": %" PRId64 ", \"completion_tokens\": %" PRId64
+                  ", \"total_tokens\": %" PRId64,
+                  g->n_prompt, tokens, g->n_prompt + tokens);
     aff__jout_fmt(&g->out, ", \"prompt_tokens_details\": {\"cached_tokens\": %" PRId64 "}", cached);
     aff__jout_fmt(&g->out, ", \"completion_tokens_details\": {\"reasoning_tokens\": %" PRId64 "}", reasoning);
-    aff__jout_fmt(&g->out, ", \"prompt_cache_hit_tokens\": %" PRId64 ", \"prompt_cache_miss_tokens\": %" PRId64 "}", cached, g->n_prompt - cached);
+    aff__jout_fmt(&g->out, ", \"prompt_cache_hit_tokens\": %" PRId64 ", \"prompt_cache_miss_tokens\": %" PRId64 "}",
+                  cached, g->n_prompt - cached);
 }
 
 /* ---- log-probabilities ---- */
@@ -44,7 +54,8 @@ static void probs(aff_choice *c, bool all)
 {
     aff_jout *out = &c->g->out;
     aff__jout_raw(out, ", \"logprobs\": ");
-    if (!c->g->ask.logprobs || (!all && c->probs_sent == c->probs.b.n && c->reasoning_probs_sent == c->reasoning_probs.b.n)) {
+    if (!c->g->ask.logprobs ||
+        (!all && c->probs_sent == c->probs.b.n && c->reasoning_probs_sent == c->reasoning_probs.b.n)) {
         aff__jout_raw(out, "null");
         return;
     }
@@ -93,7 +104,9 @@ static void chat_event(aff_choice *c, aff_gen_kind kind, aff_tool_call *call, co
     if (kind == AFF_G_CALL_END || kind == AFF_G_CALL_DROP) return;
     chunk_begin(c);
     if (kind == AFF_G_CALL) {
-        aff__jout_fmt(out, "\"tool_calls\": [{\"index\": %d, \"id\": \"%s\", \"type\": \"function\", \"function\": {\"name\": ", call->index, call->id);
+        aff__jout_fmt(
+            out, "\"tool_calls\": [{\"index\": %d, \"id\": \"%s\", \"type\": \"function\", \"function\": {\"name\": ",
+            call->index, call->id);
         aff__jout_str(out, s, n);
         aff__jout_raw(out, ", \"arguments\": \"\"}}]");
     } else if (kind == AFF_G_ARGS) {
@@ -142,7 +155,8 @@ static void completion_event(aff_choice *c, aff_gen_kind kind, aff_tool_call *ca
 
 static void completion_begin(aff_gen *g)
 {
-    for (int i = 0; i < g->ask.n && g->ask.echo; i++) completion_event(&g->choice[i], AFF_G_TEXT, NULL, g->ask.prompt, g->ask.n_prompt);
+    for (int i = 0; i < g->ask.n && g->ask.echo; i++)
+        completion_event(&g->choice[i], AFF_G_TEXT, NULL, g->ask.prompt, g->ask.n_prompt);
 }
 
 /* ---- whole answers ---- */
@@ -199,4 +213,5 @@ static void whole(aff_gen *g)
 
 static const char beat[] = ": heartbeat\n\n";
 const aff_writer aff__chat_writer = {beat, chat_begin, chat_event, chat_choice_done, end, whole, fail};
-const aff_writer aff__completion_writer = {beat, completion_begin, completion_event, chat_choice_done, end, whole, fail};
+const aff_writer aff__completion_writer = {beat, completion_begin, completion_event, chat_choice_done, end, whole,
+                                           fail};

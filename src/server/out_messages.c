@@ -7,10 +7,14 @@ enum { THINKING, TEXT, TOOL };
 static const char *reason(const aff_choice *c)
 {
     switch (c->finish) {
-    case AFF_FIN_LENGTH: return "max_tokens";
-    case AFF_FIN_CALLS: return "tool_use";
-    case AFF_FIN_STOP_STRING: return "stop_sequence";
-    default: return "end_turn";
+    case AFF_FIN_LENGTH:
+        return "max_tokens";
+    case AFF_FIN_CALLS:
+        return "tool_use";
+    case AFF_FIN_STOP_STRING:
+        return "stop_sequence";
+    default:
+        return "end_turn";
     }
 }
 
@@ -28,7 +32,9 @@ static void usage(aff_gen *g, int64_t tokens)
 {
     const int64_t cached = g->choice[0].cached; /* known at the end */
     aff__jout_fmt(&g->out,
-                  "\"usage\": {\"input_tokens\": %" PRId64 ", \"cache_creation_input_tokens\": 0, \"cache_read_input_tokens\": %" PRId64 ", \"output_tokens\": %" PRId64 "}",
+                  "\"usage\": {\"input_tokens\": %" PRId64
+                  ", \"cache_creation_input_tokens\": 0, \"cache_read_input_tokens\": %" PRId64
+                  ", \"output_tokens\": %" PRId64 "}",
                   g->n_prompt - cached, cached, tokens);
 }
 
@@ -39,7 +45,10 @@ static void head(aff_gen *g)
     aff__jout_raw(&g->out, ", \"content\": [");
 }
 
-static void event(aff_gen *g, const char *type) { aff__jout_fmt(&g->out, "event: %s\ndata: {\"type\": \"%s\"", type, type); }
+static void event(aff_gen *g, const char *type)
+{
+    aff__jout_fmt(&g->out, "event: %s\ndata: {\"type\": \"%s\"", type, type);
+}
 
 static void begin(aff_gen *g)
 {
@@ -51,13 +60,16 @@ static void begin(aff_gen *g)
     aff__jout_raw(&g->out, "}}\n\n");
 }
 
-/* Blocks follow one another: the open one is closed before the next begins. block counts them, block_kind is -1 between two. */
+/* Blocks follow one another: the open one is closed before the next begins. block counts them, block_kind is -1 between
+ * two. */
 static void close_block(aff_choice *c)
 {
     if (c->block < 0 || c->block_kind < 0) return;
     if (c->block_kind == THINKING) {
         event(c->g, "content_block_delta");
-        aff__jout_fmt(&c->g->out, ", \"index\": %d, \"delta\": {\"type\": \"signature_delta\", \"signature\": \"affinity\"}}\n\n", c->block);
+        aff__jout_fmt(&c->g->out,
+                      ", \"index\": %d, \"delta\": {\"type\": \"signature_delta\", \"signature\": \"affinity\"}}\n\n",
+                      c->block);
     }
     event(c->g, "content_block_stop");
     aff__jout_fmt(&c->g->out, ", \"index\": %d}\n\n", c->block);
@@ -104,16 +116,23 @@ static void on_event(aff_choice *c, aff_gen_kind kind, aff_tool_call *call, cons
         open_block(c, TEXT, NULL);
         delta(c, "text_delta", "text", s, n);
         break;
-    case AFF_G_CALL: open_block(c, TOOL, call); break;
-    case AFF_G_ARGS: delta(c, "input_json_delta", "partial_json", s, n); break;
+    case AFF_G_CALL:
+        open_block(c, TOOL, call);
+        break;
+    case AFF_G_ARGS:
+        delta(c, "input_json_delta", "partial_json", s, n);
+        break;
     case AFF_G_CALL_END:
-    case AFF_G_CALL_DROP: close_block(c); break;
+    case AFF_G_CALL_DROP:
+        close_block(c);
+        break;
     }
 }
 
 static void choice_done(aff_choice *c)
 {
-    if (c->block < 0 || (c->block_kind == THINKING && c->finish != AFF_FIN_LENGTH)) open_block(c, TEXT, NULL); /* an answer has a text */
+    if (c->block < 0 || (c->block_kind == THINKING && c->finish != AFF_FIN_LENGTH))
+        open_block(c, TEXT, NULL); /* an answer has a text */
     close_block(c);
     event(c->g, "message_delta");
     aff__jout_raw(&c->g->out, ", \"delta\": {");
@@ -169,4 +188,5 @@ static void whole(aff_gen *g)
     aff__jout_raw(out, "}");
 }
 
-const aff_writer aff__messages_writer = {"event: ping\ndata: {\"type\": \"ping\"}\n\n", begin, on_event, choice_done, end, whole, fail};
+const aff_writer aff__messages_writer = {
+    "event: ping\ndata: {\"type\": \"ping\"}\n\n", begin, on_event, choice_done, end, whole, fail};

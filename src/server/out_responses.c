@@ -1,5 +1,5 @@
-/* out_responses.c - answers of /v1/responses. Items: reasoning, message, function_call; each complete one is kept in g->items, as
- * the closing event and the whole answer list them. */
+/* out_responses.c - answers of /v1/responses. Items: reasoning, message, function_call; each complete one is kept in
+ * g->items, as the closing event and the whole answer list them. */
 #include "server/gen.h"
 #include <inttypes.h>
 #include <string.h>
@@ -8,7 +8,8 @@ enum { REASONING, MESSAGE, CALL };
 
 static void event(aff_gen *g, const char *type)
 {
-    aff__jout_fmt(&g->out, "event: %s\ndata: {\"type\": \"%s\", \"sequence_number\": %" PRIu64, type, type, g->number++);
+    aff__jout_fmt(&g->out, "event: %s\ndata: {\"type\": \"%s\", \"sequence_number\": %" PRIu64, type, type,
+                  g->number++);
 }
 
 static void item_id(const aff_choice *c, char *out, size_t cap)
@@ -33,7 +34,8 @@ static const char *body_of(const aff_choice *c, size_t *n)
     return b->n ? b->s + c->block_from : "";
 }
 
-static void put_item(aff_choice *c, aff_jout *out, const aff_tool_call *call, const char *s, size_t n, const char *status)
+static void put_item(aff_choice *c, aff_jout *out, const aff_tool_call *call, const char *s, size_t n,
+                     const char *status)
 {
     char id[80];
     item_id(c, id, sizeof id);
@@ -54,7 +56,8 @@ static void put_item(aff_choice *c, aff_jout *out, const aff_tool_call *call, co
         }
         aff__jout_raw(out, "]");
     } else {
-        aff__jout_fmt(out, "{\"type\": \"function_call\", \"id\": \"%s\", \"call_id\": \"%s\", \"name\": ", id, call->id);
+        aff__jout_fmt(out, "{\"type\": \"function_call\", \"id\": \"%s\", \"call_id\": \"%s\", \"name\": ", id,
+                      call->id);
         aff__jout_str(out, call->name.s, call->name.n);
         aff__jout_raw(out, ", \"arguments\": ");
         aff__jout_str(out, s, n);
@@ -68,23 +71,30 @@ static void response(aff_gen *g, const char *status)
 {
     aff_jout *out = &g->out;
     const aff_choice *c = &g->choice[0];
-    aff__jout_fmt(out, "{\"id\": \"%s\", \"object\": \"response\", \"created_at\": %" PRIu64 ", \"status\": \"%s\", \"model\": ", g->id, g->created, status);
+    aff__jout_fmt(
+        out, "{\"id\": \"%s\", \"object\": \"response\", \"created_at\": %" PRIu64 ", \"status\": \"%s\", \"model\": ",
+        g->id, g->created, status);
     aff__jout_cstr(out, g->sv->model);
     aff__jout_raw(out, ", \"error\": null, \"incomplete_details\": ");
     aff__jout_raw(out, strcmp(status, "incomplete") == 0 ? "{\"reason\": \"max_output_tokens\"}" : "null");
-    aff__jout_raw(out, ", \"instructions\": null, \"metadata\": {}, \"tools\": [], \"tool_choice\": \"auto\", \"previous_response_id\": null, \"store\": false");
+    aff__jout_raw(out, ", \"instructions\": null, \"metadata\": {}, \"tools\": [], \"tool_choice\": \"auto\", "
+                       "\"previous_response_id\": null, \"store\": false");
     aff__jout_raw(out, g->ask.one_call ? ", \"parallel_tool_calls\": false" : ", \"parallel_tool_calls\": true");
-    aff__jout_fmt(out, ", \"temperature\": %g, \"top_p\": %g, \"output\": [", g->ask.sampling.temperature, g->ask.sampling.top_p);
+    aff__jout_fmt(out, ", \"temperature\": %g, \"top_p\": %g, \"output\": [", g->ask.sampling.temperature,
+                  g->ask.sampling.top_p);
     if (g->items.b.n) aff__jout_raw(out, g->items.b.s);
     aff__jout_raw(out, "], \"usage\": ");
     if (strcmp(status, "in_progress") == 0) {
         aff__jout_raw(out, "null}");
         return;
     }
-    aff__jout_fmt(out, "{\"input_tokens\": %" PRId64 ", \"input_tokens_details\": {\"cached_tokens\": %" PRId64 "}, \"output_tokens\": %" PRId64, g->n_prompt,
-                  c->cached, c->tokens);
-    aff__jout_fmt(out, ", \"output_tokens_details\": {\"reasoning_tokens\": %" PRId64 "}, \"total_tokens\": %" PRId64 "}}", c->reasoning_tokens,
-                  g->n_prompt + c->tokens);
+    aff__jout_fmt(out,
+                  "{\"input_tokens\": %" PRId64 ", \"input_tokens_details\": {\"cached_tokens\": %" PRId64
+                  "}, \"output_tokens\": %" PRId64,
+                  g->n_prompt, c->cached, c->tokens);
+    aff__jout_fmt(out,
+                  ", \"output_tokens_details\": {\"reasoning_tokens\": %" PRId64 "}, \"total_tokens\": %" PRId64 "}}",
+                  c->reasoning_tokens, g->n_prompt + c->tokens);
 }
 
 static void state_event(aff_gen *g, const char *type, const char *status)
@@ -108,7 +118,8 @@ static void part_event(aff_choice *c, const char *type, const char *s, size_t n)
 {
     event(c->g, type);
     place(c);
-    aff__jout_raw(&c->g->out, ", \"content_index\": 0, \"part\": {\"type\": \"output_text\", \"annotations\": [], \"logprobs\": [], \"text\": ");
+    aff__jout_raw(&c->g->out, ", \"content_index\": 0, \"part\": {\"type\": \"output_text\", \"annotations\": [], "
+                              "\"logprobs\": [], \"text\": ");
     aff__jout_str(&c->g->out, s, n);
     aff__jout_raw(&c->g->out, "}}\n\n");
 }
@@ -152,7 +163,8 @@ static void close_item(aff_choice *c, const char *status)
     aff__jout_fmt(&g->out, ", \"output_index\": %d, \"item\": ", c->block);
     put_item(c, &g->out, call, s, n, status);
     aff__jout_raw(&g->out, "}\n\n");
-    if (c->block_kind != CALL || !call->dropped) keep_item(c, call, s, n, status); /* half a call is no part of the answer */
+    if (c->block_kind != CALL || !call->dropped)
+        keep_item(c, call, s, n, status); /* half a call is no part of the answer */
     c->block_kind = -1;
 }
 
@@ -193,10 +205,18 @@ static void on_event(aff_choice *c, aff_gen_kind kind, aff_tool_call *call, cons
         open_item(c, MESSAGE, NULL, c->text.n - n);
         delta(c, "response.output_text.delta", s, n);
         break;
-    case AFF_G_CALL: open_item(c, CALL, call, 0); break;
-    case AFF_G_ARGS: delta(c, "response.function_call_arguments.delta", s, n); break;
-    case AFF_G_CALL_END: close_item(c, "completed"); break;
-    case AFF_G_CALL_DROP: close_item(c, "incomplete"); break;
+    case AFF_G_CALL:
+        open_item(c, CALL, call, 0);
+        break;
+    case AFF_G_ARGS:
+        delta(c, "response.function_call_arguments.delta", s, n);
+        break;
+    case AFF_G_CALL_END:
+        close_item(c, "completed");
+        break;
+    case AFF_G_CALL_DROP:
+        close_item(c, "incomplete");
+        break;
     }
 }
 
@@ -218,7 +238,10 @@ static void end(aff_gen *g)
 static void fail(aff_gen *g, const aff_error *err)
 {
     event(g, "response.failed");
-    aff__jout_fmt(&g->out, ", \"response\": {\"id\": \"%s\", \"object\": \"response\", \"status\": \"failed\", \"output\": [], \"error\": {\"code\": \"server_error\", \"message\": ", g->id);
+    aff__jout_fmt(&g->out,
+                  ", \"response\": {\"id\": \"%s\", \"object\": \"response\", \"status\": \"failed\", \"output\": [], "
+                  "\"error\": {\"code\": \"server_error\", \"message\": ",
+                  g->id);
     aff__jout_cstr(&g->out, err->msg);
     aff__jout_raw(&g->out, "}}}\n\n");
 }

@@ -12,7 +12,8 @@
 #include <string.h>
 
 typedef struct flags {
-    const char *model, *tokenizer, *host, *key_file, *cors, *name, *format, *numerics, *dspark, *dspark_model, *width, *cache_dir;
+    const char *model, *tokenizer, *host, *key_file, *cors, *name, *format, *numerics, *dspark, *dspark_model, *width,
+        *cache_dir;
     bool serve, quiet, cache_stays;
     int64_t port, slots, queue, context, chunk, threads, floor, max_body, connections, drain, cache_gib, cache_block;
 } flags;
@@ -26,38 +27,62 @@ static int complain(const aff_error *err, int code)
 static int parse(flags *f, int argc, char **argv)
 {
     int first;
-    *f = (flags){.host = "127.0.0.1", .port = 8080, .slots = 4, .queue = 64, .floor = 256000, .max_body = 32, .connections = 256, .drain = 30,
-                 .name = "DeepSeek-V4-Flash", .format = "auto", .numerics = "fast", .width = "auto", .chunk = AFF_MAX_CHUNK};
+    *f = (flags){.host = "127.0.0.1",
+                 .port = 8080,
+                 .slots = 4,
+                 .queue = 64,
+                 .floor = 256000,
+                 .max_body = 32,
+                 .connections = 256,
+                 .drain = 30,
+                 .name = "DeepSeek-V4-Flash",
+                 .format = "auto",
+                 .numerics = "fast",
+                 .width = "auto",
+                 .chunk = AFF_MAX_CHUNK};
     const aff_option table[] = {
         {"serve", 0, AFF_OPT_FLAG, &f->serve, NULL, "Serve HTTP until SIGTERM.", "Server"},
         {"host", 0, AFF_OPT_STR, &f->host, "ADDRESS", "Address to listen on [127.0.0.1]."},
         {"port", 0, AFF_OPT_INT, &f->port, "N", "Port; 0 takes a free one, which is printed [8080].", NULL, 0, 65535},
         {"api-key-file", 0, AFF_OPT_STR, &f->key_file, "FILE",
-         "A file whose first line is the key that clients must show; without it the environment's AFFINITY_API_KEY, if set."},
-        {"cors", 0, AFF_OPT_STR, &f->cors, "ORIGINS", "Web pages that may use the server: origins separated by commas, or * [none]."},
+         "A file whose first line is the key that clients must show; without it the environment's AFFINITY_API_KEY, if "
+         "set."},
+        {"cors", 0, AFF_OPT_STR, &f->cors, "ORIGINS",
+         "Web pages that may use the server: origins separated by commas, or * [none]."},
         {"model-name", 0, AFF_OPT_STR, &f->name, "NAME", "The model's name for clients [DeepSeek-V4-Flash]."},
-        {"chat-format", 0, AFF_OPT_STR, &f->format, "FORMAT", "auto, v4, 0731 or v4.1; auto asks the container [auto]."},
+        {"chat-format", 0, AFF_OPT_STR, &f->format, "FORMAT",
+         "auto, v4, 0731 or v4.1; auto asks the container [auto]."},
         {"max-tokens-floor", 0, AFF_OPT_INT, &f->floor, "N",
-         "Smaller token limits of requests are raised to N: reasoning and answer share one budget. 0 honours the client [256000].", .max = 1e12},
+         "Smaller token limits of requests are raised to N: reasoning and answer share one budget. 0 honours the "
+         "client [256000].",
+         .max = 1e12},
         {"max-body", 0, AFF_OPT_INT, &f->max_body, "MIB", "Largest request body [32].", NULL, 1, 256},
         {"max-connections", 0, AFF_OPT_INT, &f->connections, "N", "Connections at a time [256].", NULL, 1, 65536},
-        {"drain", 0, AFF_OPT_INT, &f->drain, "SECONDS", "After SIGTERM, time for answers in progress [30].", .max = 86400},
+        {"drain", 0, AFF_OPT_INT, &f->drain, "SECONDS", "After SIGTERM, time for answers in progress [30].",
+         .max = 86400},
         {"quiet", 0, AFF_OPT_FLAG, &f->quiet, NULL, "No line per request on standard error."},
         {"model", 'm', AFF_OPT_STR, &f->model, "PATH", "Container (.aff) or checkpoint folder.", "Model"},
-        {"tokenizer", 0, AFF_OPT_STR, &f->tokenizer, "FILE", "The tokenizer.json, or a folder that holds it [the model's folder]."},
+        {"tokenizer", 0, AFF_OPT_STR, &f->tokenizer, "FILE",
+         "The tokenizer.json, or a folder that holds it [the model's folder]."},
         {"numerics", 0, AFF_OPT_STR, &f->numerics, "MODE", "math, sim or fast [fast]."},
         {"context", 0, AFF_OPT_INT, &f->context, "N", "Positions of a sequence [the model's].", NULL, 1, 1e9},
         {"slots", 0, AFF_OPT_INT, &f->slots, "N", "Sequences at a time [4].", NULL, 1, AFF_MAX_SLOTS},
-        {"queue", 0, AFF_OPT_INT, &f->queue, "N", "Sequences that may wait; further ones get 429 [64].", NULL, 1, 100000},
-        {"prefill-chunk-size", 0, AFF_OPT_INT, &f->chunk, "N", "Prompt tokens per pass; changes no result [256].", NULL, 1, INT32_MAX},
+        {"queue", 0, AFF_OPT_INT, &f->queue, "N", "Sequences that may wait; further ones get 429 [64].", NULL, 1,
+         100000},
+        {"prefill-chunk-size", 0, AFF_OPT_INT, &f->chunk, "N", "Prompt tokens per pass; changes no result [256].", NULL,
+         1, INT32_MAX},
         {"threads", 0, AFF_OPT_INT, &f->threads, "N", "Threads; changes no result [one per CPU].", NULL, 1, 4096},
-        {"prefix-cache-dir", 0, AFF_OPT_STR, &f->cache_dir, "DIR", "Keep beginnings of texts in files there; a request that begins like an earlier one starts where that ended [no cache].",
+        {"prefix-cache-dir", 0, AFF_OPT_STR, &f->cache_dir, "DIR",
+         "Keep beginnings of texts in files there; a request that begins like an earlier one starts where that ended "
+         "[no cache].",
          "Prefix cache"},
-        {"prefix-cache-gib", 0, AFF_OPT_INT, &f->cache_gib, "N", "Bound on those files [a quarter of what is free, at most 64].", NULL, 1, 1000000},
-        {"prefix-cache-block", 0, AFF_OPT_INT, &f->cache_block, "N", "Tokens of a block that beginnings share [512].", NULL, 1, 1000000},
+        {"prefix-cache-gib", 0, AFF_OPT_INT, &f->cache_gib, "N",
+         "Bound on those files [a quarter of what is free, at most 64].", NULL, 1, 1000000},
+        {"prefix-cache-block", 0, AFF_OPT_INT, &f->cache_block, "N", "Tokens of a block that beginnings share [512].",
+         NULL, 1, 1000000},
         {"persistent-prefix-cache", 0, AFF_OPT_FLAG, &f->cache_stays, NULL, "The files serve the next process too."},
-        {"dspark", 0, AFF_OPT_STR, &f->dspark, "on|off", "Draft tokens ahead; changes no result [on, if the model has a draft].",
-         "Speculation"},
+        {"dspark", 0, AFF_OPT_STR, &f->dspark, "on|off",
+         "Draft tokens ahead; changes no result [on, if the model has a draft].", "Speculation"},
         {"dspark-model", 0, AFF_OPT_STR, &f->dspark_model, "FILE", "The draft of a container [MODEL.dspark.aff]."},
         {"dspark-width", 0, AFF_OPT_STR, &f->width, "K", "Drafted tokens verified in a pass: 0 to 5, or auto [auto]."},
         {0}};
@@ -92,11 +117,14 @@ static aff_status read_key(const flags *f, char **key, aff_error *err)
     if (f->key_file) {
         AFF_TRY(aff__read_file(f->key_file, 65536, key, &n, err));
         (*key)[strcspn(*key, "\r\n")] = 0;
-        if (!**key) return aff__fail(err, AFF_E_FORMAT, "%s: expected a key in the first line, got nothing", f->key_file);
+        if (!**key)
+            return aff__fail(err, AFF_E_FORMAT, "%s: expected a key in the first line, got nothing", f->key_file);
         return AFF_OK;
     }
     if (!env) return AFF_OK;
-    if (!*env) return aff__fail(err, AFF_E_INVALID, "AFFINITY_API_KEY: expected a key, got nothing: unset it to serve without one");
+    if (!*env)
+        return aff__fail(err, AFF_E_INVALID,
+                         "AFFINITY_API_KEY: expected a key, got nothing: unset it to serve without one");
     *key = strdup(env);
     return *key ? AFF_OK : aff__fail(err, AFF_E_NOMEM, "key: out of memory");
 }
@@ -104,28 +132,36 @@ static aff_status read_key(const flags *f, char **key, aff_error *err)
 static aff_status fill(const flags *f, aff_server_options *o, aff_net_options *net, aff_error *err)
 {
     if (!f->cache_dir && (f->cache_gib || f->cache_block || f->cache_stays))
-        return aff__fail(err, AFF_E_INVALID, "--prefix-cache-gib, --prefix-cache-block, --persistent-prefix-cache: expected --prefix-cache-dir with them");
+        return aff__fail(err, AFF_E_INVALID,
+                         "--prefix-cache-gib, --prefix-cache-block, --persistent-prefix-cache: expected "
+                         "--prefix-cache-dir with them");
     if (!f->model) return aff__fail(err, AFF_E_INVALID, "--serve: expected a model: give -m PATH");
-    if (!aff__chat_format_find(f->format, &o->format)) return aff__fail(err, AFF_E_INVALID, "--chat-format: expected auto, v4, 0731 or v4.1, got '%s'", f->format);
+    if (!aff__chat_format_find(f->format, &o->format))
+        return aff__fail(err, AFF_E_INVALID, "--chat-format: expected auto, v4, 0731 or v4.1, got '%s'", f->format);
     const char *const modes[] = {"math", "sim", "fast"};
     int i = 0;
     while (i < 3 && strcmp(f->numerics, modes[i]) != 0) i++;
     if (i == 3) return aff__fail(err, AFF_E_INVALID, "--numerics: expected math, sim or fast, got '%s'", f->numerics);
     net->numerics = (aff_numerics)i;
-    if (f->dspark && strcmp(f->dspark, "on") != 0 && strcmp(f->dspark, "off") != 0) return aff__fail(err, AFF_E_INVALID, "--dspark: expected on or off, got '%s'", f->dspark);
+    if (f->dspark && strcmp(f->dspark, "on") != 0 && strcmp(f->dspark, "off") != 0)
+        return aff__fail(err, AFF_E_INVALID, "--dspark: expected on or off, got '%s'", f->dspark);
     net->draft = !f->dspark || strcmp(f->dspark, "on") == 0;
     net->draft_if_any = !f->dspark && !f->dspark_model;
     net->draft_path = f->dspark_model;
     const bool automatic = strcmp(f->width, "auto") == 0;
     if (!automatic && (strlen(f->width) != 1 || *f->width < '0' || *f->width > '0' + AFF_MAX_WIDTH))
-        return aff__fail(err, AFF_E_INVALID, "--dspark-width: expected 0 to %d or auto, got '%s'", AFF_MAX_WIDTH, f->width);
+        return aff__fail(err, AFF_E_INVALID, "--dspark-width: expected 0 to %d or auto, got '%s'", AFF_MAX_WIDTH,
+                         f->width);
     o->engine = (aff_engine_options){.threads = (int)f->threads,
                                      .slots = (int)f->slots,
                                      .queue = (int)f->queue,
                                      .context = f->context,
                                      .chunk = f->chunk,
                                      .width = automatic ? AFF_WIDTH_AUTO : *f->width - '0'};
-    o->http = (aff_http_options){.host = f->host, .port = (int)f->port, .max_body = (size_t)f->max_body << 20, .max_connections = (int)f->connections,
+    o->http = (aff_http_options){.host = f->host,
+                                 .port = (int)f->port,
+                                 .max_body = (size_t)f->max_body << 20,
+                                 .max_connections = (int)f->connections,
                                  .log = f->quiet ? NULL : stderr};
     o->cors = f->cors;
     o->model = f->name;
@@ -144,22 +180,30 @@ static void publish(void *ctx, const aff_seq *seq, const int32_t *ids)
     aff__prefix_publish(ctx, seq, ids, NULL); /* trouble is counted and warned of there */
 }
 
-static void warn(void *ctx, const char *line) { fprintf(stderr, "affinity: %s\n", line); }
+static void warn(void *ctx, const char *line)
+{
+    fprintf(stderr, "affinity: %s\n", line);
+}
 
-static aff_status open_all(const flags *f, aff_server_options *o, const aff_net_options *no, aff_net **net, aff_tokenizer **tok, aff_error *err)
+static aff_status open_all(const flags *f, aff_server_options *o, const aff_net_options *no, aff_net **net,
+                           aff_tokenizer **tok, aff_error *err)
 {
     char *beside = NULL;
-    if (f->dspark_model && aff__is_dir(f->model)) return aff__fail(err, AFF_E_INVALID, "--dspark-model: %s is a checkpoint, whose draft is part of it", f->model);
+    if (f->dspark_model && aff__is_dir(f->model))
+        return aff__fail(err, AFF_E_INVALID, "--dspark-model: %s is a checkpoint, whose draft is part of it", f->model);
     if (o->format == AFF_CHAT_AUTO) AFF_TRY(format_of(f->model, &o->format, err));
     AFF_TRY(aff__net_open(net, f->model, no, err));
     if (!f->tokenizer) AFF_TRY(aff__tokenizer_beside(f->model, &beside, err));
-    if (!f->tokenizer && !beside) return aff__fail(err, AFF_E_INVALID, "%s: expected a tokenizer.json beside it, found none: give --tokenizer FILE", f->model);
+    if (!f->tokenizer && !beside)
+        return aff__fail(err, AFF_E_INVALID,
+                         "%s: expected a tokenizer.json beside it, found none: give --tokenizer FILE", f->model);
     const aff_status s = aff__tokenizer_open_for(tok, f->tokenizer ? f->tokenizer : beside, aff__net_config(*net), err);
     free(beside);
     return s;
 }
 
-static aff_status open_cache(const flags *f, const aff_net *net, aff_server_options *o, aff_prefix **cache, aff_error *err)
+static aff_status open_cache(const flags *f, const aff_net *net, aff_server_options *o, aff_prefix **cache,
+                             aff_error *err)
 {
     const aff_prefix_options po = {.dir = f->cache_dir,
                                    .bytes = (uint64_t)f->cache_gib << 30,
@@ -211,10 +255,13 @@ int aff__serve_main(int argc, char **argv)
     if (s == AFF_OK) s = aff__server_start(&server, net, tok, &o, &err);
     if (s == AFF_OK) {
         if (!key && strcmp(f.host, "127.0.0.1") != 0 && strcmp(f.host, "::1") != 0 && strcmp(f.host, "localhost") != 0)
-            warn(NULL, "WARNING: listening beyond this machine without a key: anybody who reaches it can use it (--api-key-file)");
-        if (f.floor) fprintf(stderr, "affinity: token limits below %lld are raised to it (--max-tokens-floor)\n", (long long)f.floor);
-        fprintf(stderr, "affinity: listening on http://%s%s%s:%d\n", strchr(f.host, ':') ? "[" : "", f.host, strchr(f.host, ':') ? "]" : "",
-                aff__server_port(server));
+            warn(NULL, "WARNING: listening beyond this machine without a key: anybody who reaches it can use it "
+                       "(--api-key-file)");
+        if (f.floor)
+            fprintf(stderr, "affinity: token limits below %lld are raised to it (--max-tokens-floor)\n",
+                    (long long)f.floor);
+        fprintf(stderr, "affinity: listening on http://%s%s%s:%d\n", strchr(f.host, ':') ? "[" : "", f.host,
+                strchr(f.host, ':') ? "]" : "", aff__server_port(server));
         wait_for_signal(&set);
         fprintf(stderr, "affinity: stopping; answers in progress have %lld s\n", (long long)f.drain);
     }

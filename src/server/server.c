@@ -28,7 +28,8 @@ static void reply(aff_exchange *x, aff_jout *j, const char *type)
 
 static void bad_request(aff_exchange *x, aff_dialect d, aff_status s, const aff_error *err, const char *param)
 {
-    aff__answer_error(x, d, s == AFF_E_INVALID || s == AFF_E_FORMAT || s == AFF_E_LIMIT ? 400 : 500, err->msg, param, NULL);
+    aff__answer_error(x, d, s == AFF_E_INVALID || s == AFF_E_FORMAT || s == AFF_E_LIMIT ? 400 : 500, err->msg, param,
+                      NULL);
 }
 
 /* ---- text ---- */
@@ -47,10 +48,22 @@ static void generate(aff_server *s, aff_exchange *x, aff_dialect d)
     aff__ask_free(&ask);
 }
 
-static void chat_completions(aff_server *s, aff_exchange *x) { generate(s, x, AFF_CHAT_COMPLETIONS); }
-static void completions(aff_server *s, aff_exchange *x) { generate(s, x, AFF_COMPLETIONS); }
-static void messages(aff_server *s, aff_exchange *x) { generate(s, x, AFF_MESSAGES); }
-static void responses(aff_server *s, aff_exchange *x) { generate(s, x, AFF_RESPONSES); }
+static void chat_completions(aff_server *s, aff_exchange *x)
+{
+    generate(s, x, AFF_CHAT_COMPLETIONS);
+}
+static void completions(aff_server *s, aff_exchange *x)
+{
+    generate(s, x, AFF_COMPLETIONS);
+}
+static void messages(aff_server *s, aff_exchange *x)
+{
+    generate(s, x, AFF_MESSAGES);
+}
+static void responses(aff_server *s, aff_exchange *x)
+{
+    generate(s, x, AFF_RESPONSES);
+}
 
 static void count_tokens(aff_server *s, aff_exchange *x)
 {
@@ -123,7 +136,8 @@ static void put_piece(aff_jout *j, const char *s, size_t n)
     free(out);
 }
 
-static aff_status tokens_of(aff_server *s, const json_t *o, const aff_buf *body, aff_ids *ids, bool *pieces, aff_error *err)
+static aff_status tokens_of(aff_server *s, const json_t *o, const aff_buf *body, aff_ids *ids, bool *pieces,
+                            aff_error *err)
 {
     bool bos = false, parse = true;
     const json_t *text = json_object_get(o, "content");
@@ -170,7 +184,8 @@ static void tokenize(aff_server *s, aff_exchange *x)
             put_piece(&j, bytes, n);
             aff__jout_raw(&j, "}");
         }
-        aff__jout_fmt(&j, "], \"count\": %zu, \"max_model_len\": %" PRId64 "}", ids.n, aff__engine_context(s->sv.engine));
+        aff__jout_fmt(&j, "], \"count\": %zu, \"max_model_len\": %" PRId64 "}", ids.n,
+                      aff__engine_context(s->sv.engine));
         reply(x, &j, "application/json");
     }
     aff__ids_free(&ids);
@@ -184,7 +199,8 @@ static aff_status text_of(const aff_server *s, const json_t *list, aff_buf *text
         const json_t *v = json_array_get(list, i);
         size_t n;
         if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= s->sv.cfg->vocab)
-            return aff__fail(err, AFF_E_INVALID, "tokens: expected token ids below %d, entry %zu is none", s->sv.cfg->vocab, i);
+            return aff__fail(err, AFF_E_INVALID, "tokens: expected token ids below %d, entry %zu is none",
+                             s->sv.cfg->vocab, i);
         const char *bytes = aff__tokenizer_bytes(s->sv.tok, (uint32_t)json_integer_value(v), &n);
         AFF_TRY(aff__buf_put(text, bytes, n, err));
     }
@@ -220,7 +236,10 @@ static void detokenize(aff_server *s, aff_exchange *x)
 
 /* ---- about the server ---- */
 
-static void health(aff_server *s, aff_exchange *x) { aff__x_respond(x, 200, "application/json", "{\"status\": \"ok\"}", 16); }
+static void health(aff_server *s, aff_exchange *x)
+{
+    aff__x_respond(x, 200, "application/json", "{\"status\": \"ok\"}", 16);
+}
 
 static void version(aff_server *s, aff_exchange *x)
 {
@@ -234,7 +253,9 @@ static void put_model(const aff_server *s, aff_jout *j)
     const long long context = (long long)aff__engine_context(s->sv.engine);
     aff__jout_raw(j, "{\"id\": ");
     aff__jout_cstr(j, s->sv.model);
-    aff__jout_fmt(j, ", \"object\": \"model\", \"created\": %" PRIu64 ", \"owned_by\": \"affinity\", \"context_length\": %lld, \"max_model_len\": %lld}",
+    aff__jout_fmt(j,
+                  ", \"object\": \"model\", \"created\": %" PRIu64
+                  ", \"owned_by\": \"affinity\", \"context_length\": %lld, \"max_model_len\": %lld}",
                   s->sv.started, context, context);
 }
 
@@ -288,9 +309,10 @@ static void slots(aff_server *s, aff_exchange *x)
     aff__jout_raw(&j, "[");
     for (int i = 0; i < s->sv.slots; i++) {
         const bool busy = i < l.running;
-        aff__jout_fmt(&j, "%s{\"id\": %d, \"is_processing\": %s, \"n_ctx\": %" PRId64, i ? ", " : "", i, busy ? "true" : "false",
-                      aff__engine_context(s->sv.engine));
-        aff__jout_fmt(&j, ", \"n_prompt\": %" PRId64 ", \"n_past\": %" PRId64 "}", busy ? l.at[i].prompt : 0, busy ? l.at[i].past : 0);
+        aff__jout_fmt(&j, "%s{\"id\": %d, \"is_processing\": %s, \"n_ctx\": %" PRId64, i ? ", " : "", i,
+                      busy ? "true" : "false", aff__engine_context(s->sv.engine));
+        aff__jout_fmt(&j, ", \"n_prompt\": %" PRId64 ", \"n_past\": %" PRId64 "}", busy ? l.at[i].prompt : 0,
+                      busy ? l.at[i].past : 0);
     }
     aff__jout_raw(&j, "]");
     reply(x, &j, "application/json");
@@ -298,7 +320,8 @@ static void slots(aff_server *s, aff_exchange *x)
 
 static void metric(aff_jout *j, const char *name, const char *type, const char *help, double v)
 {
-    aff__jout_fmt(j, "# HELP affinity_%s %s\n# TYPE affinity_%s %s\naffinity_%s %.17g\n", name, help, name, type, name, v);
+    aff__jout_fmt(j, "# HELP affinity_%s %s\n# TYPE affinity_%s %s\naffinity_%s %.17g\n", name, help, name, type, name,
+                  v);
 }
 
 static void metrics(aff_server *s, aff_exchange *x)
@@ -310,22 +333,31 @@ static void metrics(aff_server *s, aff_exchange *x)
     aff__engine_draft_stats(s->sv.engine, &d);
     pthread_mutex_lock(&s->sv.count_lock);
     metric(&j, "requests_total", "counter", "Requests for text whose fields were right.", (double)s->sv.count.requests);
-    metric(&j, "requests_refused_total", "counter", "Of those, refused: too long, or no place in the queue.", (double)s->sv.count.refused);
+    metric(&j, "requests_refused_total", "counter", "Of those, refused: too long, or no place in the queue.",
+           (double)s->sv.count.refused);
     metric(&j, "choices_failed_total", "counter", "Answers that ended in an error.", (double)s->sv.count.failed);
     metric(&j, "choices_cancelled_total", "counter", "Answers whose client left.", (double)s->sv.count.cancelled);
     metric(&j, "prompt_tokens_total", "counter", "Prompt rows run.", (double)s->sv.count.prompt_tokens);
-    metric(&j, "cached_prompts_total", "counter", "Prompts of which a beginning came out of the prefix cache.", (double)s->sv.count.cached_prompts);
+    metric(&j, "cached_prompts_total", "counter", "Prompts of which a beginning came out of the prefix cache.",
+           (double)s->sv.count.cached_prompts);
     metric(&j, "cached_tokens_total", "counter", "Prompt rows that came out of it.", (double)s->sv.count.cached_tokens);
-    metric(&j, "prompt_seconds_total", "counter", "Time of prompts in a slot, summed over requests.", (double)s->sv.count.prefill_ns / 1e9);
+    metric(&j, "prompt_seconds_total", "counter", "Time of prompts in a slot, summed over requests.",
+           (double)s->sv.count.prefill_ns / 1e9);
     metric(&j, "generated_tokens_total", "counter", "Tokens chosen.", (double)s->sv.count.tokens);
-    metric(&j, "generation_seconds_total", "counter", "Time of answers in a slot, summed over requests.", (double)s->sv.count.decode_ns / 1e9);
+    metric(&j, "generation_seconds_total", "counter", "Time of answers in a slot, summed over requests.",
+           (double)s->sv.count.decode_ns / 1e9);
     pthread_mutex_unlock(&s->sv.count_lock);
     metric(&j, "requests_running", "gauge", "Sequences in a slot.", l.running);
     metric(&j, "requests_queued", "gauge", "Sequences that wait for one.", l.waiting);
-    aff__jout_raw(&j, "# HELP affinity_drafted_tokens_total Drafted tokens verified, by place in the block.\n# TYPE affinity_drafted_tokens_total counter\n");
-    for (int i = 0; i < AFF_MAX_WIDTH; i++) aff__jout_fmt(&j, "affinity_drafted_tokens_total{place=\"%d\"} %" PRId64 "\n", i + 1, d.offered[i]);
-    aff__jout_raw(&j, "# HELP affinity_accepted_tokens_total Of those, accepted.\n# TYPE affinity_accepted_tokens_total counter\n");
-    for (int i = 0; i < AFF_MAX_WIDTH; i++) aff__jout_fmt(&j, "affinity_accepted_tokens_total{place=\"%d\"} %" PRId64 "\n", i + 1, d.accepted[i]);
+    aff__jout_raw(&j, "# HELP affinity_drafted_tokens_total Drafted tokens verified, by place in the block.\n# TYPE "
+                      "affinity_drafted_tokens_total counter\n");
+    for (int i = 0; i < AFF_MAX_WIDTH; i++)
+        aff__jout_fmt(&j, "affinity_drafted_tokens_total{place=\"%d\"} %" PRId64 "\n", i + 1, d.offered[i]);
+    aff__jout_raw(
+        &j,
+        "# HELP affinity_accepted_tokens_total Of those, accepted.\n# TYPE affinity_accepted_tokens_total counter\n");
+    for (int i = 0; i < AFF_MAX_WIDTH; i++)
+        aff__jout_fmt(&j, "affinity_accepted_tokens_total{place=\"%d\"} %" PRId64 "\n", i + 1, d.accepted[i]);
     reply(x, &j, "text/plain; version=0.0.4");
 }
 
@@ -385,7 +417,8 @@ static bool cors(const aff_server *s, aff_exchange *x)
     bool ok = false;
     if (!at || !n) return false;
     if (strcmp(at, "*") == 0) ok = true;
-    for (; !ok && *at; at += strcspn(at, ","), at += *at == ',') ok = strcspn(at, ",") == n && strncmp(at, origin, n) == 0;
+    for (; !ok && *at; at += strcspn(at, ","), at += *at == ',')
+        ok = strcspn(at, ",") == n && strncmp(at, origin, n) == 0;
     if (!ok) return false;
     aff__x_header(x, "Access-Control-Allow-Origin", strcmp(s->o.cors, "*") == 0 ? "*" : origin);
     aff__x_header(x, "Vary", "Origin");
@@ -396,7 +429,8 @@ static void preflight(const aff_server *s, aff_exchange *x)
 {
     if (cors(s, x)) {
         aff__x_header(x, "Access-Control-Allow-Methods", "GET, POST, OPTIONS");
-        aff__x_header(x, "Access-Control-Allow-Headers", "authorization, content-type, x-api-key, anthropic-version, anthropic-beta");
+        aff__x_header(x, "Access-Control-Allow-Headers",
+                      "authorization, content-type, x-api-key, anthropic-version, anthropic-beta");
         aff__x_header(x, "Access-Control-Max-Age", "86400");
     }
     aff__x_respond(x, 204, "text/plain", "", 0);
@@ -426,7 +460,8 @@ static void handle(void *ctx, aff_exchange *x)
     while (r->path && strcmp(r->path, aff__x_path(x)) != 0) r++;
     if (!(r->path && r->open) && !allowed(s, x)) {
         aff__x_header(x, "WWW-Authenticate", "Bearer");
-        aff__answer_error(x, dialect_of(x), 401, "expected the server's key in Authorization: Bearer or x-api-key", NULL, "invalid_api_key");
+        aff__answer_error(x, dialect_of(x), 401, "expected the server's key in Authorization: Bearer or x-api-key",
+                          NULL, "invalid_api_key");
     } else if (!r->path) {
         if (!(get && one_model(s, x))) aff__answer_error(x, dialect_of(x), 404, "no such path", NULL, NULL);
     } else if (r->post ? !post : !get) {
@@ -451,7 +486,8 @@ static void *step(void *ctx)
     return NULL;
 }
 
-aff_status aff__server_start(aff_server **out, const aff_net *net, const aff_tokenizer *tok, const aff_server_options *o, aff_error *err)
+aff_status aff__server_start(aff_server **out, const aff_net *net, const aff_tokenizer *tok,
+                             const aff_server_options *o, aff_error *err)
 {
     aff_server *s = NULL;
     *out = NULL;
@@ -471,7 +507,8 @@ aff_status aff__server_start(aff_server **out, const aff_net *net, const aff_tok
     pthread_mutex_init(&s->sv.count_lock, NULL);
     pthread_cond_init(&s->sv.idle, NULL);
     aff_status st = aff__engine_create(&s->sv.engine, net, &s->o.engine, err);
-    if (st == AFF_OK && pthread_create(&s->engine_thread, NULL, step, s->sv.engine) != 0) st = aff__fail(err, AFF_E_NOMEM, "server: cannot start a thread");
+    if (st == AFF_OK && pthread_create(&s->engine_thread, NULL, step, s->sv.engine) != 0)
+        st = aff__fail(err, AFF_E_NOMEM, "server: cannot start a thread");
     s->stepping = st == AFF_OK;
     s->o.http.ctx = s;
     s->o.http.handle = handle;
@@ -484,7 +521,10 @@ aff_status aff__server_start(aff_server **out, const aff_net *net, const aff_tok
     return st;
 }
 
-int aff__server_port(const aff_server *s) { return aff__http_port(s->http); }
+int aff__server_port(const aff_server *s)
+{
+    return aff__http_port(s->http);
+}
 
 void aff__server_wait_idle(aff_server *s)
 {

@@ -17,7 +17,8 @@ typedef struct aff_server_options {
 
 typedef struct aff_server aff_server;
 /* Net and tokenizer are borrowed; strings of the options must live as long. */
-aff_status aff__server_start(aff_server **out, const aff_net *net, const aff_tokenizer *tok, const aff_server_options *o, aff_error *err);
+aff_status aff__server_start(aff_server **out, const aff_net *net, const aff_tokenizer *tok,
+                             const aff_server_options *o, aff_error *err);
 int aff__server_port(const aff_server *s);
 /* Waits until no request is at work. */
 void aff__server_wait_idle(aff_server *s);

@@ -19,7 +19,8 @@ static aff_tokenizer *the_tok;
 static int open_model(void **state)
 {
     aff_error err = {0};
-    if (aff__net_open(&the_net, AFF_SOURCE_DIR "/models/tiny-v4", &(aff_net_options){.numerics = AFF_FAST}, &err) != AFF_OK ||
+    if (aff__net_open(&the_net, AFF_SOURCE_DIR "/models/tiny-v4", &(aff_net_options){.numerics = AFF_FAST}, &err) !=
+            AFF_OK ||
         aff__tokenizer_open_for(&the_tok, AFF_SOURCE_DIR "/models/tiny-v4", aff__net_config(the_net), &err) != AFF_OK) {
         fprintf(stderr, "%s\n", err.msg);
         return -1;
@@ -49,7 +50,8 @@ static aff_server *serve(aff_server_options o)
 static int dial(const aff_server *s)
 {
     const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    const struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)aff__server_port(s)), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    const struct sockaddr_in a = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)aff__server_port(s)), .sin_addr = {htonl(INADDR_LOOPBACK)}};
     assert_true(fd >= 0);
     assert_int_equal(connect(fd, (const struct sockaddr *)&a, sizeof a), 0);
     return fd;
@@ -93,7 +95,8 @@ static char *exchange(const aff_server *s, const char *bytes, size_t n)
 static void put_request(aff_buf *b, const char *method, const char *path, const char *headers, const char *body)
 {
     char line[256];
-    snprintf(line, sizeof line, "%s %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %zu\r\n", method, path, strlen(body));
+    snprintf(line, sizeof line, "%s %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %zu\r\n", method,
+             path, strlen(body));
     aff__buf_puts(b, line, NULL);
     aff__buf_puts(b, headers, NULL);
     aff__buf_puts(b, "\r\n", NULL);
@@ -101,7 +104,7 @@ static void put_request(aff_buf *b, const char *method, const char *path, const 
 }
 
 typedef struct answer {
-    char *all;        /* owns */
+    char *all; /* owns */
     int status;
     const char *head; /* = all */
     char *body;       /* chunks joined */
@@ -143,7 +146,10 @@ static answer call(const aff_server *s, const char *method, const char *path, co
     return parse_answer(all);
 }
 
-static answer post(const aff_server *s, const char *path, const char *body) { return call(s, "POST", path, "", body); }
+static answer post(const aff_server *s, const char *path, const char *body)
+{
+    return call(s, "POST", path, "", body);
+}
 
 static void done_with(answer *a)
 {
@@ -167,13 +173,20 @@ static json_t *at(const json_t *v, const char *path)
     return (json_t *)(uintptr_t)v;
 }
 
-static const char *text_at(const json_t *v, const char *path) { return json_string_value(at(v, path)); }
-static long long int_at(const json_t *v, const char *path) { return json_integer_value(at(v, path)); }
+static const char *text_at(const json_t *v, const char *path)
+{
+    return json_string_value(at(v, path));
+}
+static long long int_at(const json_t *v, const char *path)
+{
+    return json_integer_value(at(v, path));
+}
 
 /* The data of the i-th event of a stream as JSON; NULL: there is none, or it is no JSON ([DONE]). */
 static json_t *event_at(const char *body, int i)
 {
-    for (const char *p = strstr(body, "data: "); p; p = strstr(p + 6, "\ndata: ") ? strstr(p + 6, "\ndata: ") + 1 : NULL)
+    for (const char *p = strstr(body, "data: "); p;
+         p = strstr(p + 6, "\ndata: ") ? strstr(p + 6, "\ndata: ") + 1 : NULL)
         if (!i--) return json_loadb(p + 6, strcspn(p + 6, "\n"), 0, NULL);
     return NULL;
 }

@@ -1,11 +1,13 @@
-/* server: a real one on tiny-v4, seen through its socket. Clients wait for what the server says or does, never for time. */
+/* server: a real one on tiny-v4, seen through its socket. Clients wait for what the server says or does, never for
+ * time. */
 #include "support/test.h"
 #include "server/client.h"
 #include <pthread.h>
 
-#define PARIS "\"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of France?\"}], \"temperature\": 0"
+#define PARIS                                                                                                          \
+    "\"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of France?\"}], \"temperature\": 0"
 #define PLAIN PARIS ", \"thinking\": {\"type\": \"disabled\"}"
-#define CHAT "/v1/chat/completions"
+#define CHAT  "/v1/chat/completions"
 static const char paris[] = "The capital of France is Paris.";
 
 /* An answer that goes on until someone stops it. */
@@ -67,7 +69,8 @@ static void chat_stream(void **state)
         at(e, "choices.0.finish_reason"); /* is there, null or not */
         assert_string_equal(text_at(e, "object"), "chat.completion.chunk");
         if (content) strcat(text, json_string_value(content));
-        if (json_is_string(at(e, "choices.0.finish_reason"))) assert_string_equal(text_at(e, "choices.0.finish_reason"), "stop");
+        if (json_is_string(at(e, "choices.0.finish_reason")))
+            assert_string_equal(text_at(e, "choices.0.finish_reason"), "stop");
     }
     assert_string_equal(text, paris);
     assert_int_equal(int_at(e, "usage.completion_tokens"), 8);
@@ -81,15 +84,17 @@ static void chat_stream(void **state)
 /* Splits a line of the tool set into the parts of its prompt. */
 static json_t *tool_request(const json_t *row, bool stream)
 {
-    const char *system = text_at(row, "prompt"), *user = strstr(system, "<｜User｜>"), *tools = strstr(system, "\n\n## Tools"),
-               *reply = strstr(system, "<｜Assistant｜>");
+    const char *system = text_at(row, "prompt"), *user = strstr(system, "<｜User｜>"),
+               *tools = strstr(system, "\n\n## Tools"), *reply = strstr(system, "<｜Assistant｜>");
     assert_true(tools && user && reply);
     json_t *list = json_array(), *t;
     size_t i;
-    json_array_foreach(at(row, "tools"), i, t) json_array_append_new(list, json_pack("{s:s,s:O}", "type", "function", "function", t));
+    json_array_foreach(at(row, "tools"), i, t)
+        json_array_append_new(list, json_pack("{s:s,s:O}", "type", "function", "function", t));
     user += strlen("<｜User｜>");
-    return json_pack("{s:[{s:s,s:s%},{s:s,s:s%}],s:o,s:i,s:b,s:{s:s}}", "messages", "role", "system", "content", system, (size_t)(tools - system), "role",
-                     "user", "content", user, (size_t)(reply - user), "tools", list, "temperature", 0, "stream", stream, "thinking", "type",
+    return json_pack("{s:[{s:s,s:s%},{s:s,s:s%}],s:o,s:i,s:b,s:{s:s}}", "messages", "role", "system", "content", system,
+                     (size_t)(tools - system), "role", "user", "content", user, (size_t)(reply - user), "tools", list,
+                     "temperature", 0, "stream", stream, "thinking", "type",
                      strstr(reply, "</think>") ? "disabled" : "enabled");
 }
 
@@ -114,17 +119,20 @@ static void tool_calls(void **state)
         if (n % 2 == 0) {
             assert_string_equal(text_at(a.json, "choices.0.finish_reason"), "tool_calls");
             assert_true(json_is_null(at(a.json, "choices.0.message.content")));
-            check_call(row, text_at(a.json, "choices.0.message.tool_calls.0.function.name"), text_at(a.json, "choices.0.message.tool_calls.0.function.arguments"));
+            check_call(row, text_at(a.json, "choices.0.message.tool_calls.0.function.name"),
+                       text_at(a.json, "choices.0.message.tool_calls.0.function.arguments"));
             assert_string_not_equal(text_at(a.json, "choices.0.message.tool_calls.0.id"), last_id);
             snprintf(last_id, sizeof last_id, "%s", text_at(a.json, "choices.0.message.tool_calls.0.id"));
         } else {
             char args[512] = "", name[64] = "", finish[32] = "";
             for (int i = 0; (e = event_at(a.body, i)); i++, json_decref(e)) {
                 const json_t *delta = at(e, "choices.0.delta"), *call_ = json_object_get(delta, "tool_calls");
-                if (json_is_string(at(e, "choices.0.finish_reason"))) snprintf(finish, sizeof finish, "%s", text_at(e, "choices.0.finish_reason"));
+                if (json_is_string(at(e, "choices.0.finish_reason")))
+                    snprintf(finish, sizeof finish, "%s", text_at(e, "choices.0.finish_reason"));
                 if (!call_) continue;
                 assert_int_equal(int_at(call_, "0.index"), 0);
-                if (json_object_get(at(call_, "0"), "id")) snprintf(name, sizeof name, "%s", text_at(call_, "0.function.name"));
+                if (json_object_get(at(call_, "0"), "id"))
+                    snprintf(name, sizeof name, "%s", text_at(call_, "0.function.name"));
                 strcat(args, text_at(call_, "0.function.arguments"));
             }
             assert_string_equal(finish, "tool_calls");
@@ -165,7 +173,8 @@ static void stops(void **state)
 
 static void sampling(void **state)
 {
-    static const char warm[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}], \"thinking\": {\"type\": \"disabled\"}, \"temperature\": 2, \"top_p\": 1, "
+    static const char warm[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}], \"thinking\": "
+                               "{\"type\": \"disabled\"}, \"temperature\": 2, \"top_p\": 1, "
                                "\"max_tokens\": 12, \"seed\": 7, \"n\": 2}";
     aff_server *s = serve((aff_server_options){0});
     answer a = post(s, CHAT, warm), b = post(s, CHAT, warm);
@@ -190,7 +199,8 @@ static void sampling(void **state)
     assert_string_equal(text_at(a.json, "choices.0.logprobs.content.5.token"), " Paris");
     assert_int_equal(json_array_size(at(a.json, "choices.0.logprobs.content.5.top_logprobs")), 3);
     assert_true(json_number_value(at(a.json, "choices.0.logprobs.content.5.logprob")) <= 0);
-    assert_string_equal(text_at(a.json, "choices.0.logprobs.content.5.top_logprobs.0.token"), " Paris"); /* temperature 0 */
+    assert_string_equal(text_at(a.json, "choices.0.logprobs.content.5.top_logprobs.0.token"),
+                        " Paris"); /* temperature 0 */
     assert_int_equal(json_array_size(at(a.json, "choices.0.logprobs.reasoning_content")), 0);
     done_with(&a);
     aff__server_stop(s, 0);
@@ -209,7 +219,8 @@ static void completions(void **state)
     assert_int_equal(int_at(a.json, "usage.prompt_tokens"), 4); /* begin of sequence and three words */
     answer d = post(s, "/detokenize", "{\"tokens\": [0, 1]}");
     assert_string_equal(text_at(d.json, "content"), "<｜begin▁of▁sentence｜><｜end▁of▁sentence｜>");
-    answer e = post(s, "/v1/completions", "{\"prompt\": [\"The capital of\"], \"temperature\": 0, \"max_tokens\": 6, \"echo\": true}");
+    answer e = post(s, "/v1/completions",
+                    "{\"prompt\": [\"The capital of\"], \"temperature\": 0, \"max_tokens\": 6, \"echo\": true}");
     assert_int_equal(strncmp(text_at(e.json, "choices.0.text"), "The capital of", 14), 0);
     assert_string_equal(text_at(e.json, "choices.0.text") + 14, text_at(a.json, "choices.0.text"));
     json_decref(r);
@@ -224,10 +235,14 @@ static void completions(void **state)
 
 static void messages(void **state)
 {
-    static const char *const order[] = {"message_start",      "content_block_start", "content_block_delta", "content_block_stop", "content_block_start",
-                                        "content_block_delta", "content_block_stop",  "message_delta",       "message_stop"};
+    static const char *const order[] = {"message_start",      "content_block_start", "content_block_delta",
+                                        "content_block_stop", "content_block_start", "content_block_delta",
+                                        "content_block_stop", "message_delta",       "message_stop"};
     aff_server *s = serve((aff_server_options){0});
-    answer a = post(s, "/v1/messages?beta=true", "{" PARIS ", \"max_tokens\": 99, \"stream\": true, \"thinking\": {\"type\": \"enabled\", \"budget_tokens\": 1024}}");
+    answer a =
+        post(s, "/v1/messages?beta=true",
+             "{" PARIS
+             ", \"max_tokens\": 99, \"stream\": true, \"thinking\": {\"type\": \"enabled\", \"budget_tokens\": 1024}}");
     size_t k = 0;
     char text[256] = "";
     json_t *e;
@@ -246,7 +261,8 @@ static void messages(void **state)
     assert_int_equal(k, sizeof order / sizeof *order);
     assert_string_equal(text, paris);
     done_with(&a);
-    a = post(s, "/v1/messages", "{" PARIS ", \"max_tokens\": 99, \"stop_sequences\": [\"nce is\"]}"); /* no thinking unless asked for */
+    a = post(s, "/v1/messages",
+             "{" PARIS ", \"max_tokens\": 99, \"stop_sequences\": [\"nce is\"]}"); /* no thinking unless asked for */
     assert_string_equal(text_at(a.json, "content.0.text"), "The capital of Fra");
     assert_string_equal(text_at(a.json, "stop_reason"), "stop_sequence");
     assert_string_equal(text_at(a.json, "stop_sequence"), "nce is");
@@ -265,8 +281,10 @@ static void messages(void **state)
 static void responses(void **state)
 {
     aff_server *s = serve((aff_server_options){0});
-    answer a = post(s, "/v1/responses", "{\"input\": \"What is the capital of France?\", \"temperature\": 0, \"stream\": true, \"reasoning\": {\"effort\": \"none\"}, "
-                                        "\"tools\": [{\"type\": \"web_search\"}]}");
+    answer a = post(s, "/v1/responses",
+                    "{\"input\": \"What is the capital of France?\", \"temperature\": 0, \"stream\": true, "
+                    "\"reasoning\": {\"effort\": \"none\"}, "
+                    "\"tools\": [{\"type\": \"web_search\"}]}");
     char text[256] = "";
     json_t *e, *last = NULL;
     for (int i = 0; (e = event_at(a.body, i)); i++) {
@@ -282,8 +300,10 @@ static void responses(void **state)
     assert_non_null(strstr(a.head, "x-affinity-ignored: tools[0]\r\n"));
     json_decref(last);
     done_with(&a);
-    a = post(s, "/v1/responses", "{\"input\": [{\"role\": \"user\", \"content\": [{\"type\": \"input_text\", \"text\": \"What is the capital of France?\"}]}], "
-                                 "\"temperature\": 0}");
+    a = post(s, "/v1/responses",
+             "{\"input\": [{\"role\": \"user\", \"content\": [{\"type\": \"input_text\", \"text\": \"What is the "
+             "capital of France?\"}]}], "
+             "\"temperature\": 0}");
     assert_string_equal(text_at(a.json, "output.0.type"), "reasoning");
     assert_string_equal(text_at(a.json, "output.1.content.0.text"), paris);
     assert_string_equal(text_at(a.json, "status"), "completed");
@@ -322,8 +342,10 @@ static void bad_fields(void **state)
         {CHAT, "{" PLAIN ", \"stop\": 3}", "stop"},
         {CHAT, "{" PLAIN ", \"response_format\": {\"type\": \"json_object\"}}", "response_format"},
         {CHAT, "{" PLAIN ", \"tool_choice\": \"required\"}", "tool_choice"},
-        {CHAT, "{" PLAIN ", \"tool_choice\": {\"type\": \"function\", \"function\": {\"name\": \"f\"}}}", "tool_choice"},
-        {CHAT, "{" PLAIN ", \"tools\": [{\"type\": \"function\", \"function\": {\"name\": \"f\", \"strict\": true}}]}", "tools[0].function.strict"},
+        {CHAT, "{" PLAIN ", \"tool_choice\": {\"type\": \"function\", \"function\": {\"name\": \"f\"}}}",
+         "tool_choice"},
+        {CHAT, "{" PLAIN ", \"tools\": [{\"type\": \"function\", \"function\": {\"name\": \"f\", \"strict\": true}}]}",
+         "tools[0].function.strict"},
         {CHAT, "{" PLAIN ", \"tools\": [{\"type\": \"function\"}]}", "tools[0]"},
         {CHAT, "{" PLAIN ", \"grammar\": \"root ::= x\"}", "grammar"},
         {CHAT, "{" PLAIN ", \"reasoning_effort\": \"huge\"}", "reasoning_effort"},
@@ -345,8 +367,11 @@ static void bad_fields(void **state)
         if (rows[i].param && *rows[i].param) assert_string_equal(text_at(a.json, "error.param"), rows[i].param);
         done_with(&a);
     }
-    answer a = post(s, CHAT, "{" PLAIN ", \"tool_choice\": \"none\", \"tools\": [{\"type\": \"function\", \"function\": {\"name\": \"f\", \"parameters\": "
-                             "{\"maximum\": 18446744073709551615}}}], \"response_format\": {\"type\": \"text\"}, \"stop\": [], \"user\": \"\\ud800\"}");
+    answer a = post(s, CHAT,
+                    "{" PLAIN ", \"tool_choice\": \"none\", \"tools\": [{\"type\": \"function\", \"function\": "
+                    "{\"name\": \"f\", \"parameters\": "
+                    "{\"maximum\": 18446744073709551615}}}], \"response_format\": {\"type\": \"text\"}, \"stop\": [], "
+                    "\"user\": \"\\ud800\"}");
     assert_int_equal(a.status, 200);
     assert_string_equal(text_at(a.json, "choices.0.message.content"), paris);
     done_with(&a);
@@ -375,7 +400,8 @@ static void bad_http(void **state)
                 {POST_ "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 400},
                 {POST_ "Transfer-Encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 400},
                 {POST_ "Content-Length: 33554433\r\n\r\n", 413},
-                {POST_ "Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 400}, /* arrives; no messages */
+                {POST_ "Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+                 400}, /* arrives; no messages */
                 {"GET " CHAT " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 405},
                 {"GET /nowhere HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 404},
                 {"GET /health HTTP/1.1\nHost: x\nConnection: close\n\n", 200}};
@@ -385,7 +411,8 @@ static void bad_http(void **state)
         if (a.status != rows[i].status) fail_msg("row %zu: status %d", i, a.status);
         done_with(&a);
     }
-    char *large = repeat("GET /health HTTP/1.1\r\nHost: x\r\nX: ", 'a', 60000, "\r\n\r\n"); /* the library answers, or closes */
+    char *large =
+        repeat("GET /health HTTP/1.1\r\nHost: x\r\nX: ", 'a', 60000, "\r\n\r\n"); /* the library answers, or closes */
     answer a = parse_answer(exchange(s, large, strlen(large)));
     assert_true(a.status != 200);
     done_with(&a);
@@ -489,8 +516,8 @@ static void queue_and_cancel(void **state)
 {
     aff_server *s = serve((aff_server_options){.engine = {.slots = 1, .queue = 1}, .http = {.heartbeat_ms = 20}});
     aff_buf got[2] = {0};
-    const int first = begin_stream(s, ENDLESS, "\"The\"", &got[0]), /* has the slot */
-        second = begin_stream(s, ENDLESS, ": heartbeat\n\n", &got[1]);  /* waits, and hears from the server */
+    const int first = begin_stream(s, ENDLESS, "\"The\"", &got[0]),    /* has the slot */
+        second = begin_stream(s, ENDLESS, ": heartbeat\n\n", &got[1]); /* waits, and hears from the server */
     assert_null(strstr(got[1].s, "\"The\""));
     answer a = post(s, CHAT, "{" PLAIN "}");
     assert_int_equal(a.status, 429);
@@ -537,6 +564,24 @@ static void leaves_without_a_stream(void **state)
     aff__server_stop(s, 0);
 }
 
+static void leaves_in_the_prompt(void **state)
+{
+    aff_server *s = serve((aff_server_options){.engine = {.slots = 1, .chunk = 8}});
+    char *body = repeat("{\"stream\": true, \"ignore_eos\": true, \"messages\": [{\"role\": \"user\", \"content\": \"",
+                        '7', 4000, "\"}]}");
+    aff_buf got = {0};
+    close(begin_stream(s, body, "assistant", &got)); /* thousands of tokens are still to be read */
+    aff__server_wait_idle(s);
+    assert_int_equal(metric(s, "affinity_choices_cancelled_total"), 1);
+    assert_null(strstr(got.s, "finish_reason\": \""));
+    answer a = post(s, CHAT, "{" PLAIN "}");
+    assert_string_equal(text_at(a.json, "choices.0.message.content"), paris);
+    done_with(&a);
+    aff__buf_free(&got);
+    free(body);
+    aff__server_stop(s, 0);
+}
+
 static void *stopper(void *s)
 {
     aff__server_stop(s, 600000);
@@ -548,7 +593,8 @@ static void draining(void **state)
     aff_server *s = serve((aff_server_options){0});
     aff_buf got = {0};
     pthread_t t;
-    int fd = begin_stream(s, "{" PLAIN ", \"stream\": true, \"ignore_eos\": true, \"max_tokens\": 60}", "\"The\"", &got);
+    int fd =
+        begin_stream(s, "{" PLAIN ", \"stream\": true, \"ignore_eos\": true, \"max_tokens\": 60}", "\"The\"", &got);
     assert_int_equal(pthread_create(&t, NULL, stopper, s), 0);
     assert_true(read_until(fd, &got, "[DONE]")); /* is answered to its end */
     pthread_join(t, NULL);
@@ -574,8 +620,9 @@ static void ask_one(const aff_server *s, int i, char *text, size_t cap)
     static const char *const cities[] = {"France", "Oman", "Italy", "Japan"};
     char body[512];
     snprintf(body, sizeof body,
-             "{\"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of %s?\"}], \"seed\": %d, \"temperature\": %s, \"max_tokens\": 24}", cities[i % 4],
-             i, i % 2 ? "1.5" : "0");
+             "{\"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of %s?\"}], \"seed\": %d, "
+             "\"temperature\": %s, \"max_tokens\": 24}",
+             cities[i % 4], i, i % 2 ? "1.5" : "0");
     answer a = post(s, CHAT, body);
     assert_int_equal(a.status, 200);
     const json_t *r = json_object_get(at(a.json, "choices.0.message"), "reasoning_content");
@@ -609,11 +656,23 @@ static void parallel(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(chat_whole),   cmocka_unit_test(chat_stream),  cmocka_unit_test(tool_calls),       cmocka_unit_test(stops),
-        cmocka_unit_test(sampling),     cmocka_unit_test(completions),  cmocka_unit_test(messages),         cmocka_unit_test(responses),
-        cmocka_unit_test(bad_fields),   cmocka_unit_test(bad_http),     cmocka_unit_test(slow_clients),     cmocka_unit_test(keys),
-        cmocka_unit_test(too_long),     cmocka_unit_test(parallel),     cmocka_unit_test(queue_and_cancel), cmocka_unit_test(leaves_without_a_stream),
-        cmocka_unit_test(draining)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(chat_whole),
+                                       cmocka_unit_test(chat_stream),
+                                       cmocka_unit_test(tool_calls),
+                                       cmocka_unit_test(stops),
+                                       cmocka_unit_test(sampling),
+                                       cmocka_unit_test(completions),
+                                       cmocka_unit_test(messages),
+                                       cmocka_unit_test(responses),
+                                       cmocka_unit_test(bad_fields),
+                                       cmocka_unit_test(bad_http),
+                                       cmocka_unit_test(slow_clients),
+                                       cmocka_unit_test(keys),
+                                       cmocka_unit_test(too_long),
+                                       cmocka_unit_test(parallel),
+                                       cmocka_unit_test(queue_and_cancel),
+                                       cmocka_unit_test(leaves_without_a_stream),
+                                       cmocka_unit_test(leaves_in_the_prompt),
+                                       cmocka_unit_test(draining)};
     return cmocka_run_group_tests(tests, open_model, close_model);
 }
