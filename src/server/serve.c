@@ -242,7 +242,10 @@ int aff__serve_main(int argc, char **argv)
     if (code >= 0) return code;
     aff_status s = fill(&f, &o, &no, &err);
     if (s == AFF_OK) s = read_key(&f, &key, &err);
-    if (s != AFF_OK) return complain(&err, s == AFF_E_INVALID ? 2 : 1);
+    if (s != AFF_OK) {
+        free(key);
+        return complain(&err, s == AFF_E_INVALID ? 2 : 1);
+    }
     o.api_key = key;
     o.engine.warn = warn;
     sigemptyset(&set);

@@ -19,8 +19,8 @@ int main(void)
 }
 C
 # The rest needs a library that a plain compiler can link: not one with a sanitizer.
-if ! nm -D "$lib/libaffinity.so" | grep -qE '__(asan|tsan|ubsan)_'; then
-    readelf -d "$lib/libaffinity.so" | grep -q 'SONAME.*libaffinity\.so\.[0-9]*\.[0-9]*\]' || fail "libaffinity.so: no versioned SONAME"
+if ! nm -D "$lib/libaffinity.so" | grep -E '__(asan|tsan|ubsan)_' >/dev/null; then
+    readelf -d "$lib/libaffinity.so" | grep 'SONAME.*libaffinity\.so\.[0-9]*\.[0-9]*\]' >/dev/null || fail "libaffinity.so: no versioned SONAME"
     eval "flags=($(pkg-config --cflags --libs affinity))"
     cc "$tmp/t.c" "${flags[@]}" -o "$tmp/shared" 2>"$tmp/err" || fail "shared: $(cat "$tmp/err")"
     LD_LIBRARY_PATH=$lib "$tmp/shared" >"$tmp/out" || fail "a program with the shared library fails"
