@@ -39,7 +39,8 @@ typedef enum aff_status {
     AFF_E_UNSUPPORTED, /* well formed, but not something this build can do */
     AFF_E_NOMEM,       /* out of memory */
     AFF_E_LIMIT,       /* a bound was reached: context length, size, depth */
-    AFF_E_CANCELLED    /* stopped on request */
+    AFF_E_CANCELLED,   /* stopped on request */
+    AFF_E_DEVICE       /* a card, its driver or a kernel on it failed */
 } aff_status;
 
 /* One error: the code and a one-line message, NUL-terminated. Zero-initialise before first use. */

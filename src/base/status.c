@@ -23,6 +23,7 @@ const char *aff_status_name(aff_status s)
     case AFF_E_NOMEM: return "out of memory";
     case AFF_E_LIMIT: return "limit";
     case AFF_E_CANCELLED: return "cancelled";
+    case AFF_E_DEVICE: return "device";
     }
     return "unknown";
 }

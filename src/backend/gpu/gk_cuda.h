@@ -1,0 +1,195 @@
+/* gk_cuda.h - gk.h for nvcc. */
+#ifndef AFF_BACKEND_GPU_GK_CUDA_H
+#define AFF_BACKEND_GPU_GK_CUDA_H
+
+#define GK_KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads) name
+#define GK_ARG(type)             const __grid_constant__ type
+#define GK_DEV                   static __device__ __forceinline__
+#define GK_CONST                 static __device__ const
+#define GK_UNROLL                _Pragma("unroll")
+#define gk_tid()                 threadIdx.x
+#define gk_ntid()                blockDim.x
+#define gk_bid()                 blockIdx.x
+#define gk_nbid()                gridDim.x
+#define gk_sync()                __syncthreads()
+#define gk_syncwarp()            __syncwarp()
+
+enum { GK_N = 8, GK_BR = 2, GK_CV = 4 };
+typedef struct {
+    uint32_t r[4];
+} gk_a;
+typedef struct {
+    uint32_t r[2];
+} gk_b;
+typedef struct {
+    float v[4];
+} gk_c;
+typedef struct {
+    int32_t v[4];
+} gk_ic;
+typedef struct __align__(16)
+{
+    uint32_t x, y, z, w;
+}
+gk_u4;
+
+extern __shared__ __align__(128) char gk_smem_area[];
+GK_DEV char *gk_smem(void)
+{
+    return gk_smem_area;
+}
+
+GK_DEV uint32_t gk_fbits(float f)
+{
+    return __float_as_uint(f);
+}
+GK_DEV float gk_bitsf(uint32_t u)
+{
+    return __uint_as_float(u);
+}
+GK_DEV float gk_fma(float a, float b, float c)
+{
+    return __fmaf_rn(a, b, c);
+}
+GK_DEV float gk_sqrt(float x)
+{
+    return __fsqrt_rn(x);
+}
+GK_DEV float gk_rint(float x)
+{
+    return rintf(x);
+}
+GK_DEV int gk_clz(uint32_t x)
+{
+    return __clz((int)x);
+}
+GK_DEV int gk_popc(uint32_t x)
+{
+    return __popc(x);
+}
+
+GK_DEV float gk_shfl_xor_f(float v, unsigned m)
+{
+    return __shfl_xor_sync(0xffffffffu, v, (int)m, 32);
+}
+GK_DEV uint32_t gk_shfl_xor_u(uint32_t v, unsigned m)
+{
+    return __shfl_xor_sync(0xffffffffu, v, (int)m, 32);
+}
+GK_DEV float gk_shfl_idx_f(float v, unsigned l)
+{
+    return __shfl_sync(0xffffffffu, v, (int)l, 32);
+}
+GK_DEV uint32_t gk_shfl_idx_u(uint32_t v, unsigned l)
+{
+    return __shfl_sync(0xffffffffu, v, (int)l, 32);
+}
+GK_DEV uint32_t gk_ballot(int p)
+{
+    return __ballot_sync(0xffffffffu, p);
+}
+
+/* Old value. */
+GK_DEV uint32_t gk_atomic_add_u32(uint32_t *p, uint32_t v)
+{
+    return atomicAdd(p, v);
+}
+GK_DEV uint32_t gk_atomic_max_u32(uint32_t *p, uint32_t v)
+{
+    return atomicMax(p, v);
+}
+/* Orders this thread's memory operations for the whole device, or the whole system. */
+GK_DEV void gk_fence(void)
+{
+    __threadfence();
+}
+GK_DEV void gk_fence_system(void)
+{
+    __threadfence_system();
+}
+/* Flags in device memory or mapped host memory. */
+GK_DEV uint32_t gk_load_acquire(const uint32_t *p)
+{
+    uint32_t v;
+    asm volatile("ld.acquire.sys.global.u32 %0,[%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+GK_DEV void gk_store_release(uint32_t *p, uint32_t v)
+{
+    asm volatile("st.release.sys.global.u32 [%0],%1;" ::"l"(p), "r"(v) : "memory");
+}
+/* Called in every loop that waits on memory. */
+GK_DEV void gk_spin(void) {}
+
+/* 16 bytes, read once: streams past L1. p is 16-byte aligned and nobody writes there during the kernel. */
+GK_DEV gk_u4 gk_ld128(const void *p)
+{
+    gk_u4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3},[%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+GK_DEV void gk_prefetch_l2(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
+/* 16 bytes from device memory to shared memory behind the thread's back; groups complete in order, gk_cp_wait(n) leaves
+ * at most n (a literal) open. A gk_sync makes them visible to the block. */
+GK_DEV void gk_cp16(void *smem, const void *p)
+{
+    asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"((uint32_t)__cvta_generic_to_shared(smem)), "l"(p)
+                 : "memory");
+}
+GK_DEV void gk_cp_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+#define gk_cp_wait(n) asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory")
+
+/* Programmatic dependent launch: wait for the kernel before; let the one after start. Nothing where it does not exist.
+ */
+GK_DEV void gk_pdl_wait(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+GK_DEV void gk_pdl_launch(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+/* c + the four products of signed bytes. */
+GK_DEV int32_t gk_dp4a(uint32_t a, uint32_t b, int32_t c)
+{
+    return __dp4a((int)a, (int)b, c);
+}
+
+GK_DEV int gk_c_row(unsigned lane, int j)
+{
+    return (int)(lane >> 2) + ((j & 2) ? 8 : 0);
+}
+GK_DEV int gk_c_col(unsigned lane, int j)
+{
+    return (int)((lane & 3) * 2) + (j & 1);
+}
+GK_DEV void gk_mma(gk_c *c, const gk_a *a, const gk_b *b, int live)
+{
+    (void)live;
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+        : "+f"(c->v[0]), "+f"(c->v[1]), "+f"(c->v[2]), "+f"(c->v[3])
+        : "r"(a->r[0]), "r"(a->r[1]), "r"(a->r[2]), "r"(a->r[3]), "r"(b->r[0]), "r"(b->r[1]));
+}
+GK_DEV void gk_imma(gk_ic *c, const gk_a *a, const gk_b *b, int live)
+{
+    (void)live;
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                 : "+r"(c->v[0]), "+r"(c->v[1]), "+r"(c->v[2]), "+r"(c->v[3])
+                 : "r"(a->r[0]), "r"(a->r[1]), "r"(a->r[2]), "r"(a->r[3]), "r"(b->r[0]), "r"(b->r[1]));
+}
+#endif

@@ -1,0 +1,183 @@
+/* gk_emu.h - gk.h for the emulated device (emu.h): a thread is a fiber, collectives are calls that switch fibers.
+ * Compiled once with the NVIDIA and once with the AMD fragment layout (GK_LAYOUT_AMD). */
+#ifndef AFF_BACKEND_GPU_GK_EMU_H
+#define AFF_BACKEND_GPU_GK_EMU_H
+#include "backend/gpu/emu.h"
+
+/* Shared memory is cut up by casts of a char pointer. */
+#pragma GCC diagnostic ignored "-Wcast-align"
+
+#define GK_KERNEL(name, threads) static void name
+#define GK_ARG(type)             const type
+#define GK_DEV                   static inline __attribute__((unused))
+#define GK_CONST                 static const
+#define GK_UNROLL
+#define gk_tid()      (aff__emu_now.tid)
+#define gk_ntid()     (aff__emu_now.ntid)
+#define gk_bid()      (aff__emu_now.bid)
+#define gk_nbid()     (aff__emu_now.nbid)
+#define gk_sync()     aff__emu_sync()
+#define gk_syncwarp() aff__emu_syncwarp()
+
+#ifdef GK_LAYOUT_AMD
+enum { GK_N = 16, GK_BR = 4, GK_CV = 8, GK_AMD_ = 1 };
+#else
+enum { GK_N = 8, GK_BR = 2, GK_CV = 4, GK_AMD_ = 0 };
+#endif
+typedef struct {
+    uint32_t r[4];
+} gk_a;
+typedef struct {
+    uint32_t r[GK_BR];
+} gk_b;
+typedef struct {
+    float v[GK_CV];
+} gk_c;
+typedef struct {
+    int32_t v[GK_CV];
+} gk_ic;
+typedef struct {
+    _Alignas(16) uint32_t x;
+    uint32_t y, z, w;
+} gk_u4;
+
+GK_DEV char *gk_smem(void)
+{
+    return aff__emu_now.smem;
+}
+
+GK_DEV uint32_t gk_fbits(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    return u;
+}
+GK_DEV float gk_bitsf(uint32_t u)
+{
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+GK_DEV float gk_fma(float a, float b, float c)
+{
+    return fmaf(a, b, c);
+}
+GK_DEV float gk_sqrt(float x)
+{
+    return sqrtf(x);
+}
+GK_DEV float gk_rint(float x)
+{
+    return rintf(x);
+}
+GK_DEV int gk_clz(uint32_t x)
+{
+    return x ? __builtin_clz(x) : 32;
+}
+GK_DEV int gk_popc(uint32_t x)
+{
+    return __builtin_popcount(x);
+}
+
+GK_DEV uint32_t gk_shfl_xor_u(uint32_t v, unsigned m)
+{
+    return aff__emu_shuffle(v, (gk_tid() & 31) ^ m);
+}
+GK_DEV uint32_t gk_shfl_idx_u(uint32_t v, unsigned l)
+{
+    return aff__emu_shuffle(v, l & 31);
+}
+GK_DEV float gk_shfl_xor_f(float v, unsigned m)
+{
+    return gk_bitsf(gk_shfl_xor_u(gk_fbits(v), m));
+}
+GK_DEV float gk_shfl_idx_f(float v, unsigned l)
+{
+    return gk_bitsf(gk_shfl_idx_u(gk_fbits(v), l));
+}
+GK_DEV uint32_t gk_ballot(int p)
+{
+    return aff__emu_ballot(p);
+}
+
+GK_DEV uint32_t gk_atomic_add_u32(uint32_t *p, uint32_t v)
+{
+    return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
+GK_DEV uint32_t gk_atomic_max_u32(uint32_t *p, uint32_t v)
+{
+    const uint32_t old = *p;
+    *p = v > old ? v : old;
+    return old;
+}
+GK_DEV void gk_fence(void) {}
+GK_DEV void gk_fence_system(void)
+{
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+GK_DEV uint32_t gk_load_acquire(const uint32_t *p)
+{
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+GK_DEV void gk_store_release(uint32_t *p, uint32_t v)
+{
+    __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
+GK_DEV void gk_spin(void)
+{
+    aff__emu_spin();
+}
+
+/* An address that is not aligned traps on a device; here the sanitizer sees it. */
+GK_DEV gk_u4 gk_ld128(const void *p)
+{
+    return *(const gk_u4 *)p;
+}
+GK_DEV void gk_prefetch_l2(const void *p)
+{
+    (void)p;
+}
+GK_DEV void gk_cp16(void *smem, const void *p)
+{
+    *(gk_u4 *)smem = *(const gk_u4 *)p;
+}
+GK_DEV void gk_cp_commit(void) {}
+#define gk_cp_wait(n) ((void)(n))
+GK_DEV void gk_pdl_wait(void) {}
+GK_DEV void gk_pdl_launch(void) {}
+
+GK_DEV int32_t gk_dp4a(uint32_t a, uint32_t b, int32_t c)
+{
+    for (int i = 0; i < 32; i += 8) c += (int8_t)(a >> i & 255) * (int8_t)(b >> i & 255);
+    return c;
+}
+
+#ifdef GK_LAYOUT_AMD
+GK_DEV int gk_c_row(unsigned lane, int j)
+{
+    return (int)(lane >> 4) * 8 + j;
+}
+GK_DEV int gk_c_col(unsigned lane, int j)
+{
+    (void)j;
+    return (int)(lane & 15);
+}
+#else
+GK_DEV int gk_c_row(unsigned lane, int j)
+{
+    return (int)(lane >> 2) + ((j & 2) ? 8 : 0);
+}
+GK_DEV int gk_c_col(unsigned lane, int j)
+{
+    return (int)((lane & 3) * 2) + (j & 1);
+}
+#endif
+GK_DEV void gk_mma(gk_c *c, const gk_a *a, const gk_b *b, int live)
+{
+    aff__emu_mma(GK_AMD_, c->v, a->r, b->r, live);
+}
+GK_DEV void gk_imma(gk_ic *c, const gk_a *a, const gk_b *b, int live)
+{
+    aff__emu_imma(GK_AMD_, c->v, a->r, b->r, live);
+}
+#endif

@@ -1,0 +1,2 @@
+#define GK_LAYOUT_AMD
+#include "gpu_emu_body.h"
