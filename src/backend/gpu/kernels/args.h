@@ -16,7 +16,11 @@
     X(hc_post, 256)        \
     X(stream_mean, 256)    \
     X(dense_few, 256)      \
-    X(dense_many, 256)
+    X(dense_many, 256)     \
+    X(query, 256)          \
+    X(kv, 256)             \
+    X(compress, 512)       \
+    X(history, 256)
 
 /* The rows of a pass (types.h, aff_rowset). The state of row t in layer l is seq[t][l]: one table of layers per sequence, device
  * pointers inside, uploaded once; row and key of aff_layer_state are not used on the device, formats come as arguments. */
@@ -147,4 +151,55 @@ static inline int32_t aff__k_dense_tiles(const aff_k_matrix *m, int32_t rows_of_
 {
     return m->rows / m->group_rows * ((m->group_rows + rows_of_tile - 1) / rows_of_tile);
 }
+
+/* ---- rows.inc ---- */
+
+/* T * ceil(heads/8) x 256, (index ? 96 : 32) * D + 8 * pairs B. Queries: per-head RMS norm without weight and rope (spec 7.2), or for
+ * index rope, Hadamard and A4 (7.4). In place if f32 is q. D a power of two when index. */
+typedef struct aff_k_query {
+    const float *q; /* [T][heads][D] */
+    float *f32;     /* NULL or [T][heads][D] */
+    uint16_t *bf16; /* NULL or [T][heads][D] */
+    const float *freq;
+    const int64_t *pos; /* [T] */
+    double had;         /* index: 1 / sqrt(D) */
+    int32_t heads, D, pairs, index;
+    float eps;
+} aff_k_query;
+
+/* T x 256, 4 * D + 8 * pairs B. KV rows: RMS norm with weight, rope, A8(64) on the head, bf16 on the tail (7.2); store: into the raw
+ * ring of the row's state. In place if f32 is kv. */
+typedef struct aff_k_kv {
+    aff_k_rows rows;
+    const float *kv;   /* [T][D] */
+    const float *norm; /* [D] */
+    float *f32;        /* NULL or [T][D] */
+    uint16_t *bf16;    /* NULL or [T][D]: what attend reads as extra rows */
+    const float *freq;
+    aff_rowfmt fmt;
+    int32_t D, pairs, store;
+    float eps;
+} aff_k_kv;
+
+/* A compressor at work (backend.h); c, z: projections of this pass without ape. */
+typedef struct aff_k_compressor {
+    const float *c, *z;   /* [T][coff*dim] */
+    const float *ape;     /* [ratio][coff*dim] */
+    const float *norm;    /* [dim] */
+    double had;           /* index: 1 / sqrt(dim) */
+    aff_rowfmt fmt;       /* of comp, or with index of ikey */
+    int32_t ratio, dim, overlap, index;
+    float eps;
+} aff_k_compressor;
+
+/* compress: T * count x 512, 48 * ratio + 12 * dim + 8 * pairs B (of the largest). Forms every group that a row of the pass completes
+ * (7.3), count = 2 with the indexer's. append: the histories too, in the same launch: only if no sequence has more than
+ * AFF_MAX_ROLLBACK rows in the pass, else by history afterwards: T * count x 256, 0 B. */
+typedef struct aff_k_compress {
+    aff_k_rows rows;
+    aff_k_compressor c[2];
+    const float *freq;
+    int32_t count, pairs, append;
+} aff_k_compress;
+typedef aff_k_compress aff_k_history;
 #endif
