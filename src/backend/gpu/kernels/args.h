@@ -20,7 +20,10 @@
     X(query, 256)          \
     X(kv, 256)             \
     X(compress, 512)       \
-    X(history, 256)
+    X(history, 256)        \
+    X(attend, 512)         \
+    X(attend_cut, 128)     \
+    X(attend_merge, 128)
 
 /* The rows of a pass (types.h, aff_rowset). The state of row t in layer l is seq[t][l]: one table of layers per sequence, device
  * pointers inside, uploaded once; row and key of aff_layer_state are not used on the device, formats come as arguments. */
@@ -202,4 +205,43 @@ typedef struct aff_k_compress {
     int32_t count, pairs, append;
 } aff_k_compress;
 typedef aff_k_compress aff_k_history;
+
+/* ---- attend.inc ---- */
+
+/* Attention of every row over its own list of keys, with inverse rope of the result (spec 7.5, 7.6). D <= 512, a multiple of 2.
+ *   causal (draft 0): the window up to the row; of a layer with ratio, its (pos+1)/ratio compressed rows, or with topk > 0 and more
+ *     than topk of them the groups sel[t]
+ *   draft: the last `window` rows before pos[first], then the rows first .. first+draft-1 of `extra`
+ * attend: T * ceil(heads/64) x 512, aff__k_attend_smem(amd, 64).
+ * attend_cut: T * max_cuts * ceil(heads/16) x 128, aff__k_attend_smem(amd, 16); then attend_merge: T * heads x 128, 8 * pairs B. The same
+ * bits as attend. max_cuts: at least ceil(keys/64) of every row, aff__k_attend_cuts. */
+typedef struct aff_k_attend {
+    aff_k_rows rows;
+    const uint16_t *q;     /* [T][heads][D] bf16, aligned to 16 bytes */
+    const float *sink;     /* [heads] */
+    const int32_t *sel;    /* [T][topk] or NULL */
+    const uint16_t *extra; /* [T][D] bf16 or NULL */
+    const float *freq;
+    float *o;              /* NULL or [T][heads][D] */
+    uint16_t *ob;          /* NULL or [T][heads][D] */
+    float *part_v;         /* attend_cut: [T][max_cuts][heads][D] */
+    float *part_mz;        /* attend_cut: [T][max_cuts][heads][2] */
+    aff_rowfmt fmt;
+    int32_t heads, D, pairs, window, ratio, topk, draft, max_cuts;
+    float scale; /* 1 / sqrt(D) */
+} aff_k_attend;
+typedef aff_k_attend aff_k_attend_cut;
+typedef aff_k_attend aff_k_attend_merge;
+
+/* heads: of a block, 64 (attend) or 16 (attend_cut). */
+static inline size_t aff__k_attend_smem(bool amd, int32_t heads)
+{
+    return 64 * (size_t)(amd ? 528 : 1056) + (size_t)heads * (144 + 4 * 68 + 24);
+}
+/* Cuts of a row at position pos. */
+static inline int32_t aff__k_attend_cuts(int64_t pos, int32_t window, int32_t ratio, int32_t topk, int32_t draft)
+{
+    const int64_t raw = pos + 1 < window ? pos + 1 : window, comp = draft || !ratio ? 0 : (pos + 1) / ratio;
+    return (int32_t)((raw + (topk && comp > topk ? topk : comp) + draft + 63) / 64);
+}
 #endif
