@@ -23,7 +23,9 @@
     X(history, 256)        \
     X(attend, 512)         \
     X(attend_cut, 128)     \
-    X(attend_merge, 128)
+    X(attend_merge, 128)   \
+    X(scores, 256)         \
+    X(topk, 1024)
 
 /* The rows of a pass (types.h, aff_rowset). The state of row t in layer l is seq[t][l]: one table of layers per sequence, device
  * pointers inside, uploaded once; row and key of aff_layer_state are not used on the device, formats come as arguments. */
@@ -236,7 +238,7 @@ typedef aff_k_attend aff_k_attend_merge;
 /* heads: of a block, 64 (attend) or 16 (attend_cut). */
 static inline size_t aff__k_attend_smem(bool amd, int32_t heads)
 {
-    return 64 * (size_t)(amd ? 528 : 1056) + (size_t)heads * (144 + 4 * 68 + 24);
+    return 64 * (size_t)(amd ? 528 : 1056) + 528 + (size_t)heads * (144 + 4 * 68 + 24);
 }
 /* Cuts of a row at position pos. */
 static inline int32_t aff__k_attend_cuts(int64_t pos, int32_t window, int32_t ratio, int32_t topk, int32_t draft)
@@ -244,4 +246,29 @@ static inline int32_t aff__k_attend_cuts(int64_t pos, int32_t window, int32_t ra
     const int64_t raw = pos + 1 < window ? pos + 1 : window, comp = draft || !ratio ? 0 : (pos + 1) / ratio;
     return (int32_t)((raw + (topk && comp > topk ? topk : comp) + draft + 63) / 64);
 }
+
+/* ---- select.inc ---- */
+
+/* ceil(T/bundle) * B x 256, aff__k_scores_smem(amd); any B >= 1, work for up to ceil(groups/64). Index scores of all groups of the rows
+ * that have more than topk of them. dim <= 128, a multiple of 32. bundle: rows that share a staged piece of keys, 1 for few rows, 16 in prefill. */
+typedef struct aff_k_scores {
+    aff_k_rows rows;
+    const uint16_t *iq; /* [T][heads][dim] bf16, aligned to 16 bytes */
+    const float *w;     /* [T][heads] as projected */
+    float *score;       /* [T][ld] */
+    int64_t ld;
+    aff_rowfmt fmt;     /* of the keys */
+    int32_t heads, dim, ratio, topk, bundle;
+    float scale;        /* of w: 1.0f / sqrtf((float)dim * (float)heads) */
+} aff_k_scores;
+static inline size_t aff__k_scores_smem(bool amd) { return 64 * (size_t)(amd ? 272 : 320) + 64 * 65 * 4 + 256; }
+
+/* T x 1024, 8456 B. sel[t]: the min(topk, groups) best groups, ascending; ties to the lower. */
+typedef struct aff_k_topk {
+    aff_k_rows rows;
+    const float *score; /* [T][ld] */
+    int32_t *sel;       /* [T][topk] */
+    int64_t ld;
+    int32_t ratio, topk;
+} aff_k_topk;
 #endif
