@@ -161,7 +161,9 @@ static void experts(aff_dtype d, int hidden, int inter, int E, int K, int T, flo
     aff_error err;
     assert_int_equal(cpu->experts(cpu, &shape, &host, x, T, K, want, &err), AFF_OK);
     EACH_LAYOUT
-        for (int many = 0; many < 2; many++) {
+        for (int form = 0; form < 3; form++) {
+            const bool many = form == 1, stream = form == 2;
+            if (stream && d == AFF_MXFP4) continue;
             const int batch = many ? aff__k_item_many(layout_amd) : AFF_K_ITEM_FEW;
             plan q = device_plan(picks, w, T, K, E, batch, &m);
             float *y = NEW(float, n), *h = NEW(float, T * K * inter), *hs = NEW(float, T * K * gh);
@@ -176,11 +178,16 @@ static void experts(aff_dtype d, int hidden, int inter, int E, int K, int T, flo
                 const aff_k_convert ch = {.x = h, .ldx = inter, .y = {.q = hq, .qs = hs}, .n = inter};
                 launch("convert", (unsigned)(T * K), 256, 0, &ch);
                 launch("experts_many_down", items * up(hidden, 64), 256, aff__k_experts_many_smem(layout_amd), &a);
+            } else if (stream) {
+                aff_k_experts s = a;
+                s.copies = 1 << draw(&seed, 4);
+                launch("experts_stream_up", (unsigned)draw_int(&seed, 1, 5), 512, aff__k_stream_smem(s.copies, hidden), &s);
+                launch("experts_stream_down", (unsigned)draw_int(&seed, 1, 5), 512, aff__k_stream_smem(s.copies, inter), &s);
             } else {
                 launch("experts_up", items * up(inter, 128), 128, aff__k_experts_smem(d, hidden) + 4096, &a);
                 launch("experts_down", items * up(hidden, 128), 128, aff__k_experts_smem(d, inter), &a);
             }
-            same_bits(many ? "experts, many" : "experts, few", y, want, n);
+            same_bits(many ? "experts, many" : stream ? "experts, streamed" : "experts, few", y, want, n);
             free(y), free(h), free(hs), free(hq), free_plan(&q);
         }
     for (int i = 0; i < E; i++) free_matrix(&e[i].gate), free_matrix(&e[i].up), free_matrix(&e[i].down);

@@ -32,6 +32,11 @@ typedef struct __align__(16)
     uint32_t x, y, z, w;
 }
 gk_u4;
+typedef struct __align__(8)
+{
+    uint32_t x, y;
+}
+gk_u2;
 
 extern __shared__ __align__(128) char gk_smem_area[];
 GK_DEV char *gk_smem(void)
@@ -58,6 +63,11 @@ GK_DEV float gk_sqrt(float x)
 GK_DEV float gk_rint(float x)
 {
     return rintf(x);
+}
+/* v rotated right by n < 32. */
+GK_DEV uint32_t gk_rotr(uint32_t v, unsigned n)
+{
+    return __funnelshift_r(v, v, n);
 }
 GK_DEV int gk_clz(uint32_t x)
 {

@@ -40,6 +40,10 @@ typedef struct {
     _Alignas(16) uint32_t x;
     uint32_t y, z, w;
 } gk_u4;
+typedef struct {
+    _Alignas(8) uint32_t x;
+    uint32_t y;
+} gk_u2;
 
 GK_DEV char *gk_smem(void)
 {
@@ -69,6 +73,11 @@ GK_DEV float gk_sqrt(float x)
 GK_DEV float gk_rint(float x)
 {
     return rintf(x);
+}
+/* v rotated right by n < 32. */
+GK_DEV uint32_t gk_rotr(uint32_t v, unsigned n)
+{
+    return v >> n | v << (-n & 31);
 }
 GK_DEV int gk_clz(uint32_t x)
 {

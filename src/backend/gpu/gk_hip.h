@@ -31,6 +31,9 @@ typedef struct {
 typedef struct __attribute__((aligned(16))) {
     uint32_t x, y, z, w;
 } gk_u4;
+typedef struct __attribute__((aligned(8))) {
+    uint32_t x, y;
+} gk_u2;
 
 #define gk_tid()  ((unsigned)__builtin_amdgcn_workitem_id_x())
 #define gk_bid()  ((unsigned)__builtin_amdgcn_workgroup_id_x())
@@ -70,6 +73,11 @@ GK_DEV float gk_sqrt(float x)
 GK_DEV float gk_rint(float x)
 {
     return __builtin_rintf(x);
+}
+/* v rotated right by n < 32. */
+GK_DEV uint32_t gk_rotr(uint32_t v, unsigned n)
+{
+    return __builtin_amdgcn_alignbit(v, v, n);
 }
 GK_DEV int gk_clz(uint32_t x)
 {

@@ -31,6 +31,8 @@
     X(swiglu, 256)         \
     X(experts_up, 128)     \
     X(experts_down, 128)   \
+    X(experts_stream_up, 512) \
+    X(experts_stream_down, 512) \
     X(experts_many_up, 256) \
     X(experts_many_down, 256)
 
@@ -332,6 +334,9 @@ typedef struct aff_k_swiglu {
  * Few rows, a plan of batch AFF_K_ITEM_FEW:
  *   experts_up: items * ceil(inter/128) x 128, aff__k_experts_smem(dtype, hidden) + 4096 B: xq, xs -> hq, hs
  *   experts_down: items * ceil(hidden/128) x 128, aff__k_experts_smem(dtype, inter): hq, hs -> y
+ * The same in format 34 where aff__k_stream_smem fits, for memory speed (stream.inc):
+ *   experts_stream_up: one block a multiprocessor (any grid) x 512, aff__k_stream_smem(copies, hidden): xq, xs -> h
+ *   experts_stream_down: the same with inter: h -> y
  * Many rows, a plan of batch aff__k_item_many(amd):
  *   experts_many_up: items * ceil(inter/64) x 256, aff__k_experts_many_smem(amd): xq, xs -> h; then convert h to hq, hs (T*K rows)
  *   experts_many_down: items * ceil(hidden/64) x 256, the same: hq, hs -> y
@@ -343,20 +348,29 @@ typedef struct aff_k_experts {
     const int16_t *table;     /* [2][1024][4], AFF_Q2P875G */
     const int8_t *xq;         /* [T][hidden] */
     const float *xs;          /* [T][ceil(hidden/128)] */
-    float *h;                 /* [T*K][inter], many only */
+    float *h;                 /* [T*K][inter], stream and many */
     int8_t *hq;               /* [T*K][inter] */
     float *hs;                /* [T*K][ceil(inter/128)] */
     float *y;                 /* [T][K][hidden] */
     int32_t dtype, hidden, inter, K;
+    int32_t copies; /* stream: of the codebook in shared memory, 1, 2, 4 or 8 */
     float limit;
 } aff_k_experts;
 typedef aff_k_experts aff_k_experts_up;
 typedef aff_k_experts aff_k_experts_down;
+typedef aff_k_experts aff_k_experts_stream_up;
+typedef aff_k_experts aff_k_experts_stream_down;
 typedef aff_k_experts aff_k_experts_many_up;
 typedef aff_k_experts aff_k_experts_many_down;
 static inline size_t aff__k_experts_smem(int32_t dtype, int32_t cols)
 {
     return (dtype == AFF_MXFP4 ? 0 : 16384) + AFF_K_ITEM_FEW * ((size_t)cols + 4 * (((size_t)cols + 127) / 128));
+}
+enum { AFF_K_STREAM_STAGES = 4, AFF_K_STREAM_BATCH = 2 };
+static inline size_t aff__k_stream_smem(int32_t copies, int32_t cols)
+{
+    const size_t cuts = ((size_t)cols + 127) / 128, n = AFF_K_STREAM_BATCH;
+    return 16384 * (size_t)copies + 16 * AFF_K_STREAM_STAGES * 736 + 2 * 2 * n * cuts * 128 + 2 * n * cuts * 4 + 64 * 64 + n * (size_t)cols;
 }
 static inline int32_t aff__k_item_many(bool amd) { return amd ? 32 : 64; }
 static inline size_t aff__k_experts_many_smem(bool amd)
