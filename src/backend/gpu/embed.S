@@ -1,6 +1,6 @@
-/* embed.S - the device code as data. An image that was not built has no bytes. */
+/* embed.S - the device code as data, each image with its size in bytes: 0 for one that was not built. */
 #define IMAGE(name, file) \
-    .globl name; .hidden name; .globl name##_end; .hidden name##_end; .balign 64; name: file; name##_end: .byte 0
+    .globl name; .hidden name; .globl name##_size; .hidden name##_size; .balign 64; name: file; 1: .balign 8; name##_size: .quad 1b - name
 
     .section .rodata
 #ifdef AFF_CUDA_IMAGE
