@@ -1,5 +1,5 @@
-/* mathfn.h - exp and its relatives, written once: every build (scalar, SIMD, device) gives the same bits.
- * Only +, -, *, /, fmaf and integer work; no libm calls whose last bit differs between libraries. SIMD forms repeat
+/* mathfn.h - exp and its relatives, sine and cosine, written once: every build (scalar, SIMD, device) gives the same bits.
+ * Only +, -, *, /, fmaf, fma and integer work; no libm calls whose last bit differs between libraries. SIMD forms repeat
  * these steps lane by lane. A NaN argument gives a NaN (its payload is not defined). */
 #ifndef AFF_BACKEND_MATHFN_H
 #define AFF_BACKEND_MATHFN_H
@@ -84,5 +84,38 @@ AFF__FN float aff__sigmoid(float x)
 {
     float e = aff__expf(x < 0.0f ? x : -x);
     return (x < 0.0f ? e : 1.0f) / (1.0f + e);
+}
+
+/* sin and cos of an angle below 2^20, rounded to float32 from an error of about 1e-16. The angle less the nearest multiple of pi/2,
+ * in two parts (the first difference is exact), then the Taylor polynomials on |r| <= pi/4. */
+AFF__FN void aff__sincos(double a, float *sn, float *cs)
+{
+    const double t = a * 0x1.45f306dc9c883p-1 + 0x1.8p52, k = t - 0x1.8p52; /* a / (pi/2), rounded; the integer is left in the low bits */
+    double r = fma(-k, 0x1.921fb54442d18p+0, a);
+    r = fma(-k, 0x1.1a62633145c07p-54, r);
+    const double z = r * r;
+    double s = 1.0 / 355687428096000.0, c = -1.0 / 6402373705728000.0; /* 1/17!, -1/18! */
+    s = fma(s, z, -1.0 / 1307674368000.0);
+    s = fma(s, z, 1.0 / 6227020800.0);
+    s = fma(s, z, -1.0 / 39916800.0);
+    s = fma(s, z, 1.0 / 362880.0);
+    s = fma(s, z, -1.0 / 5040.0);
+    s = fma(s, z, 1.0 / 120.0);
+    s = fma(s, z, -1.0 / 6.0);
+    s = fma(s * z, r, r);
+    c = fma(c, z, 1.0 / 20922789888000.0);
+    c = fma(c, z, -1.0 / 87178291200.0);
+    c = fma(c, z, 1.0 / 479001600.0);
+    c = fma(c, z, -1.0 / 3628800.0);
+    c = fma(c, z, 1.0 / 40320.0);
+    c = fma(c, z, -1.0 / 720.0);
+    c = fma(c, z, 1.0 / 24.0);
+    c = fma(c, z, -0.5);
+    c = fma(c, z, 1.0);
+    uint64_t bits;
+    memcpy(&bits, &t, 8);
+    const double x = bits & 1 ? c : s, y = bits & 1 ? s : c;
+    *sn = (float)(bits & 2 ? -x : x);
+    *cs = (float)((bits + 1) & 2 ? -y : y);
 }
 #endif

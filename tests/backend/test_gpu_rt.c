@@ -52,8 +52,8 @@ static void norm(const char *device, int T, int n, bool weighted, uint32_t seed,
     assert_int_equal(aff__rt_alloc(rt, (void **)&dy, bytes, "y", NULL), AFF_OK);
     assert_int_equal(aff__rt_copy(rt, s, dx, x, bytes, NULL), AFF_OK);
     assert_int_equal(aff__rt_copy(rt, s, dw, w, wide, NULL), AFF_OK);
-    const aff_k_rmsnorm a = {dx, weighted ? dw : NULL, dy, n, 1e-6f};
-    assert_int_equal(aff__rt_launch(rt, s, AFF_K_rmsnorm, (unsigned)T, 96, 128, 0, &a, NULL), AFF_OK);
+    const aff_k_rmsnorm a = {.x = dx, .w = weighted ? dw : NULL, .y = {.f32 = dy}, .n = n, .eps = 1e-6f};
+    assert_int_equal(aff__rt_launch(rt, s, AFF_K_rmsnorm, (unsigned)T, 96, 4 * (size_t)n, 0, &a, NULL), AFF_OK);
     assert_int_equal(aff__rt_copy(rt, s, y, dy, bytes, NULL), AFF_OK);
     assert_int_equal(aff__rt_sync(rt, s, NULL), AFF_OK);
     for (int t = 0; t < T; t++) {
@@ -157,8 +157,8 @@ static void test_graph(void **state)
     memset(y, 0, sizeof y);
     assert_int_equal(aff__rt_capture_begin(rt, s, NULL), AFF_OK);
     assert_int_equal(aff__rt_copy(rt, s, d, x, sizeof x, NULL), AFF_OK);
-    const aff_k_rmsnorm a = {d, NULL, d, 40, 0.0f};
-    assert_int_equal(aff__rt_launch(rt, s, AFF_K_rmsnorm, 1, 32, 128, 0, &a, NULL), AFF_OK);
+    const aff_k_rmsnorm a = {.x = d, .y = {.f32 = d}, .n = 40};
+    assert_int_equal(aff__rt_launch(rt, s, AFF_K_rmsnorm, 1, 32, 160, 0, &a, NULL), AFF_OK);
     assert_int_equal(aff__rt_copy(rt, s, y, d, sizeof y, NULL), AFF_OK);
     assert_int_equal(aff__rt_capture_end(rt, s, &g, NULL), AFF_OK);
     assert_int_equal(aff__rt_sync(rt, s, NULL), AFF_OK);
@@ -180,7 +180,7 @@ static void test_bad_launches(void **state)
     aff_rt *rt = open_emu("emu-amd:1M", 0);
     aff_stream *s;
     aff_error e;
-    const aff_k_rmsnorm a = {NULL, NULL, NULL, 1, 0};
+    const aff_k_rmsnorm a = {.n = 1};
     assert_int_equal(aff__rt_stream_create(rt, &s, NULL), AFF_OK);
     assert_int_equal(aff__rt_launch(rt, s, AFF_K_rmsnorm, 1, 1024, 0, 0, &a, &e), AFF_E_INVALID);
     assert_int_equal(aff__rt_launch(rt, s, AFF_K_rmsnorm, 0, 32, 0, 0, &a, &e), AFF_E_INVALID);

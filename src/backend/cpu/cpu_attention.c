@@ -9,11 +9,7 @@
 /* cos and sin of one position; the angle is the float32 product, as in the published code. */
 static void rope_table(const aff_rope *r, int64_t pos, float *cs, float *sn)
 {
-    for (int i = 0; i < r->pairs; i++) {
-        const double a = (double)((float)pos * r->freq[i]);
-        cs[i] = (float)cos(a);
-        sn[i] = (float)sin(a);
-    }
+    for (int i = 0; i < r->pairs; i++) aff__sincos((double)((float)pos * r->freq[i]), &sn[i], &cs[i]);
 }
 
 /* Rotates the last 2*pairs values of v[n], adjacent pairs; dir = -1 is the inverse. */

@@ -12,6 +12,7 @@
 /* The host's declarations of these are for the host; the builtins are for both. */
 #define memcpy __builtin_memcpy
 #define fmaf   __builtin_fmaf
+#define fma    __builtin_fma
 #define sqrtf  __builtin_sqrtf
 
 enum { GK_N = 16, GK_BR = 4, GK_CV = 8 };

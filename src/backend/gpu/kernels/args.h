@@ -1,18 +1,205 @@
-/* args.h - the arguments of every kernel and the list of kernels, shared by device code and host (plain C). A pointer
- * is a device address; comments give shapes. AFF_GPU_KERNELS(X): X(name, most threads of a block); the argument struct
- * of k_name is aff_k_name, at most 4 KB. */
+/* args.h - the arguments of every kernel and the list of kernels, shared by device code and host (plain C). A pointer is a device
+ * address; comments give shapes. AFF_GPU_KERNELS(X): X(name, most threads of a block); the argument struct of k_name is
+ * aff_k_name, at most 4 KB. Above each struct: grid x block, dynamic shared memory in bytes, and what the kernel computes. */
 #ifndef AFF_BACKEND_GPU_KERNELS_ARGS_H
 #define AFF_BACKEND_GPU_KERNELS_ARGS_H
+#include "backend/types.h"
 #include <stdint.h>
 
-#define AFF_GPU_KERNELS(X) X(rmsnorm, 256)
+#define AFF_GPU_KERNELS(X) \
+    X(embed, 256)          \
+    X(convert, 256)        \
+    X(rmsnorm, 256)        \
+    X(wide_small, 512)     \
+    X(wide_big, 128)       \
+    X(hc_pre, 256)         \
+    X(hc_post, 256)        \
+    X(stream_mean, 256)    \
+    X(dense_few, 256)      \
+    X(dense_many, 256)     \
+    X(query, 256)          \
+    X(kv, 256)             \
+    X(compress, 512)       \
+    X(history, 256)
 
-/* y[t] = w x[t] / rms(x[t]), one block a row; w NULL: no weight. y may be x. Shared memory: 32 floats. */
+/* The rows of a pass (types.h, aff_rowset). The state of row t in layer l is seq[t][l]: one table of layers per sequence, device
+ * pointers inside, uploaded once; row and key of aff_layer_state are not used on the device, formats come as arguments. */
+typedef struct aff_k_rows {
+    const int64_t *pos;                 /* [n] */
+    const int32_t *first;               /* [n] */
+    const aff_layer_state *const *seq;  /* [n] */
+    int32_t n, layer;
+} aff_k_rows;
+
+/* Forms in which a row of activations is wanted; any pointer may be NULL. */
+typedef struct aff_k_forms {
+    float *f32;     /* [T][n] */
+    uint16_t *bf16; /* [T][n] rounded to nearest even: what dense products read */
+    int8_t *q;      /* [T][n] int8 per 128 columns: what routed experts read (backend/cpu/kernels.h) */
+    float *qs;      /* [T][ceil(n/128)] */
+} aff_k_forms;
+
+/* ceil(T*cols / 1024) x 256, 0 B. X[t][s] = w[ids[t]] for every stream s. */
+typedef struct aff_k_embed {
+    const void *w; /* [vocab][cols] */
+    const int32_t *ids;
+    float *X; /* [T][streams][cols] */
+    int32_t T, cols, streams, bf16; /* bf16: w is bf16, else float32 */
+} aff_k_embed;
+
+/* T x 256, 0 B. x in other forms. */
+typedef struct aff_k_convert {
+    const float *x; /* [T][ldx] */
+    int64_t ldx;
+    aff_k_forms y;
+    int32_t n;
+} aff_k_convert;
+
+/* T x 256, 4*n B. y[t] = w (x[t] / rms(x[t])). y.f32 may be x. Bit-equal to the CPU. */
 typedef struct aff_k_rmsnorm {
-    const float *x; /* [T][n] */
-    const float *w; /* [n] */
-    float *y;       /* [T][n] */
+    const float *x, *w; /* [T][n]; [n] or NULL */
+    aff_k_forms y;
     int32_t n;
     float eps;
 } aff_k_rmsnorm;
+
+/* Products in float32 (`wide` weights, and float32 weights in general). Definition: K is cut every 1,024 columns; inside a cut lane
+ * i of 32 takes the columns k with (k/4) mod 32 = i as one fma chain from zero, ascending; the lanes fold in the xor tree 16, 8, 4, 2, 1;
+ * cuts add up ascending.
+ * wide_small: rows * ceil(T/8) + (ss ? ceil(T/16) : 0) x 512, 32 * ceil(cols/1024) B. For few rows of x.
+ * wide_big: ceil(rows/4) * ceil(T/8) + (ss ? ceil(T/4) : 0) x 128, 128 * ceil(cols/1024) B. The same bits. */
+typedef struct aff_k_wide {
+    const void *w;  /* [rows][cols] */
+    const float *x; /* [T][ldx] */
+    float *y;       /* [T][ldy] */
+    float *ss;      /* NULL, or [T]: sum of squares of x[t][0..cols), 16 lanes as on the CPU */
+    int64_t ldx, ldy;
+    int32_t T, rows, cols;
+    int32_t bf16;  /* w is bf16, else float32 */
+    int32_t round; /* x is rounded to bf16 first (float32 weights that are not `wide`) */
+} aff_k_wide;
+typedef aff_k_wide aff_k_wide_small;
+typedef aff_k_wide aff_k_wide_big;
+
+/* T * (comb ? 2 : 1) x 256, max(4*H, 256) B. From the mixes m and the sums of squares: u = sum over the streams, then RMS norm with weight
+ * w (NULL: u itself) into y; and post, comb (Sinkhorn) by the second T blocks. comb NULL: a head, N mixes (spec 6). */
+typedef struct aff_k_hc_pre {
+    const float *X;  /* [T][N][H] */
+    const float *m;  /* [T][rows], rows = (2+N)N or N */
+    const float *ss; /* [T] */
+    const float *scale, *base; /* of the hyper-connection */
+    float *u;        /* NULL or [T][H] */
+    const float *w;  /* NULL or [H] */
+    aff_k_forms y;
+    float *post, *comb; /* [T][N], [T][N][N] */
+    int32_t T, H, N, iters;
+    float hc_eps, rms_eps, norm_eps;
+} aff_k_hc_pre;
+
+/* ceil(T*H / 256) x 256, 0 B. X'[k] = post[k] f + sum_j comb[j][k] X[j], in place. f is the attention's output, or with y the shared
+ * expert's: then f = (y[0] + y[1] + ...) + f first (spec 8). tap: NULL, or the mean over the new streams. */
+typedef struct aff_k_hc_post {
+    float *X;              /* [T][N][H] */
+    const float *f;        /* [T][H] */
+    const float *y;        /* NULL or [T][K][H] */
+    const float *post, *comb;
+    float *tap;            /* NULL or [T][ld_tap] */
+    int64_t ld_tap;
+    int32_t T, H, N, K;
+    int32_t plain; /* post = 1, comb = identity: X[k] += f (drafts) */
+} aff_k_hc_post;
+
+/* ceil(T*H / 256) x 256, 0 B. tap[t][d] = mean over streams. */
+typedef struct aff_k_stream_mean {
+    const float *X;
+    float *tap;
+    int64_t ld_tap;
+    int32_t T, H, N;
+} aff_k_stream_mean;
+
+/* ---- dense.inc ---- */
+
+/* One matrix of a launch. */
+typedef struct aff_k_matrix {
+    const void *data;     /* [rows][cols], aligned to 8 bytes; dtype AFF_BF16, AFF_FP8 or AFF_FP8_32 */
+    const uint8_t *scale; /* as aff_weight */
+    const uint16_t *x;    /* [T][ldx] bf16, aligned to 16 bytes; group g reads columns g*cols.. */
+    float *y;             /* NULL or [T][ldy] */
+    uint16_t *yb;         /* NULL or [T][ldy]: the result as bf16 */
+    int64_t ldx, ldy;
+    int32_t rows, cols, dtype;
+    int32_t group_rows;   /* rows that share one slice of x: rows, or for a grouped product rows/groups */
+    int32_t tile0;        /* tiles of the matrices before this one, aff__k_dense_tiles */
+} aff_k_matrix;
+
+/* Several matrices in one launch, so that all products of one input are one node.
+ * dense_few: (tiles of 16 rows) x 256, 8192 B; T <= 16.
+ * dense_many: (tiles of aff__k_many_rows() rows) * ceil(T/128) x 256, aff__k_many_smem(). The same bits as dense_few. */
+enum { AFF_K_MATRICES = 8, AFF_K_FEW = 16 };
+typedef struct aff_k_dense {
+    aff_k_matrix m[AFF_K_MATRICES];
+    int32_t count, T;
+} aff_k_dense;
+typedef aff_k_dense aff_k_dense_few;
+typedef aff_k_dense aff_k_dense_many;
+
+/* Weight rows of a dense_many tile and its shared memory, by device kind. */
+static inline int32_t aff__k_many_rows(bool amd) { return amd ? 64 : 128; }
+static inline size_t aff__k_many_smem(bool amd) { return (size_t)(aff__k_many_rows(amd) + 128) * (amd ? 272 : 320) + 16 * (size_t)aff__k_many_rows(amd); }
+/* Tiles of one matrix; rows_of_tile is 16 or aff__k_many_rows(). */
+static inline int32_t aff__k_dense_tiles(const aff_k_matrix *m, int32_t rows_of_tile)
+{
+    return m->rows / m->group_rows * ((m->group_rows + rows_of_tile - 1) / rows_of_tile);
+}
+
+/* ---- rows.inc ---- */
+
+/* T * ceil(heads/8) x 256, (index ? 96 : 32) * D + 8 * pairs B. Queries: per-head RMS norm without weight and rope (spec 7.2), or for
+ * index rope, Hadamard and A4 (7.4). In place if f32 is q. D a power of two when index. */
+typedef struct aff_k_query {
+    const float *q; /* [T][heads][D] */
+    float *f32;     /* NULL or [T][heads][D] */
+    uint16_t *bf16; /* NULL or [T][heads][D] */
+    const float *freq;
+    const int64_t *pos; /* [T] */
+    double had;         /* index: 1 / sqrt(D) */
+    int32_t heads, D, pairs, index;
+    float eps;
+} aff_k_query;
+
+/* T x 256, 4 * D + 8 * pairs B. KV rows: RMS norm with weight, rope, A8(64) on the head, bf16 on the tail (7.2); store: into the raw
+ * ring of the row's state. In place if f32 is kv. */
+typedef struct aff_k_kv {
+    aff_k_rows rows;
+    const float *kv;   /* [T][D] */
+    const float *norm; /* [D] */
+    float *f32;        /* NULL or [T][D] */
+    uint16_t *bf16;    /* NULL or [T][D]: what attend reads as extra rows */
+    const float *freq;
+    aff_rowfmt fmt;
+    int32_t D, pairs, store;
+    float eps;
+} aff_k_kv;
+
+/* A compressor at work (backend.h); c, z: projections of this pass without ape. */
+typedef struct aff_k_compressor {
+    const float *c, *z;   /* [T][coff*dim] */
+    const float *ape;     /* [ratio][coff*dim] */
+    const float *norm;    /* [dim] */
+    double had;           /* index: 1 / sqrt(dim) */
+    aff_rowfmt fmt;       /* of comp, or with index of ikey */
+    int32_t ratio, dim, overlap, index;
+    float eps;
+} aff_k_compressor;
+
+/* compress: T * count x 512, 48 * ratio + 12 * dim + 8 * pairs B (of the largest). Forms every group that a row of the pass completes
+ * (7.3), count = 2 with the indexer's. append: the histories too, in the same launch: only if no sequence has more than
+ * AFF_MAX_ROLLBACK rows in the pass, else by history afterwards: T * count x 256, 0 B. */
+typedef struct aff_k_compress {
+    aff_k_rows rows;
+    aff_k_compressor c[2];
+    const float *freq;
+    int32_t count, pairs, append;
+} aff_k_compress;
+typedef aff_k_compress aff_k_history;
 #endif
