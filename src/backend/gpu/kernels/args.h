@@ -20,7 +20,19 @@
     X(query, 256)          \
     X(kv, 256)             \
     X(compress, 512)       \
-    X(history, 256)
+    X(history, 256)        \
+    X(attend, 512)         \
+    X(attend_cut, 128)     \
+    X(attend_merge, 128)   \
+    X(scores, 256)         \
+    X(topk, 1024)          \
+    X(route, 32)           \
+    X(plan, 1024)          \
+    X(swiglu, 256)         \
+    X(experts_up, 128)     \
+    X(experts_down, 128)   \
+    X(experts_many_up, 256) \
+    X(experts_many_down, 256)
 
 /* The rows of a pass (types.h, aff_rowset). The state of row t in layer l is seq[t][l]: one table of layers per sequence, device
  * pointers inside, uploaded once; row and key of aff_layer_state are not used on the device, formats come as arguments. */
@@ -202,4 +214,154 @@ typedef struct aff_k_compress {
     int32_t count, pairs, append;
 } aff_k_compress;
 typedef aff_k_compress aff_k_history;
+
+/* ---- attend.inc ---- */
+
+/* Attention of every row over its own list of keys, with inverse rope of the result (spec 7.5, 7.6). D <= 512, a multiple of 2.
+ *   causal (draft 0): the window up to the row; of a layer with ratio, its (pos+1)/ratio compressed rows, or with topk > 0 and more
+ *     than topk of them the groups sel[t]
+ *   draft: the last `window` rows before pos[first], then the rows first .. first+draft-1 of `extra`
+ * attend: T * ceil(heads/64) x 512, aff__k_attend_smem(amd, 64).
+ * attend_cut: T * max_cuts * ceil(heads/16) x 128, aff__k_attend_smem(amd, 16); then attend_merge: T * heads x 128, 8 * pairs B. The same
+ * bits as attend. max_cuts: at least ceil(keys/64) of every row, aff__k_attend_cuts. */
+typedef struct aff_k_attend {
+    aff_k_rows rows;
+    const uint16_t *q;     /* [T][heads][D] bf16, aligned to 16 bytes */
+    const float *sink;     /* [heads] */
+    const int32_t *sel;    /* [T][topk] or NULL */
+    const uint16_t *extra; /* [T][D] bf16 or NULL */
+    const float *freq;
+    float *o;              /* NULL or [T][heads][D] */
+    uint16_t *ob;          /* NULL or [T][heads][D] */
+    float *part_v;         /* attend_cut: [T][max_cuts][heads][D] */
+    float *part_mz;        /* attend_cut: [T][max_cuts][heads][2] */
+    aff_rowfmt fmt;
+    int32_t heads, D, pairs, window, ratio, topk, draft, max_cuts;
+    float scale; /* 1 / sqrt(D) */
+} aff_k_attend;
+typedef aff_k_attend aff_k_attend_cut;
+typedef aff_k_attend aff_k_attend_merge;
+
+/* heads: of a block, 64 (attend) or 16 (attend_cut). */
+static inline size_t aff__k_attend_smem(bool amd, int32_t heads)
+{
+    return 64 * (size_t)(amd ? 528 : 1056) + 528 + (size_t)heads * (144 + 4 * 68 + 24);
+}
+/* Cuts of a row at position pos. */
+static inline int32_t aff__k_attend_cuts(int64_t pos, int32_t window, int32_t ratio, int32_t topk, int32_t draft)
+{
+    const int64_t raw = pos + 1 < window ? pos + 1 : window, comp = draft || !ratio ? 0 : (pos + 1) / ratio;
+    return (int32_t)((raw + (topk && comp > topk ? topk : comp) + draft + 63) / 64);
+}
+
+/* ---- select.inc ---- */
+
+/* ceil(T/bundle) * B x 256, aff__k_scores_smem(amd); any B >= 1, work for up to ceil(groups/64). Index scores of all groups of the rows
+ * that have more than topk of them. dim <= 128, a multiple of 32. bundle: rows that share a staged piece of keys, 1 for few rows, 16 in prefill. */
+typedef struct aff_k_scores {
+    aff_k_rows rows;
+    const uint16_t *iq; /* [T][heads][dim] bf16, aligned to 16 bytes */
+    const float *w;     /* [T][heads] as projected */
+    float *score;       /* [T][ld] */
+    int64_t ld;
+    aff_rowfmt fmt;     /* of the keys */
+    int32_t heads, dim, ratio, topk, bundle;
+    float scale;        /* of w: 1.0f / sqrtf((float)dim * (float)heads) */
+} aff_k_scores;
+static inline size_t aff__k_scores_smem(bool amd) { return 64 * (size_t)(amd ? 272 : 320) + 64 * 65 * 4 + 256; }
+
+/* T x 1024, 8456 B. sel[t]: the min(topk, groups) best groups, ascending; ties to the lower. */
+typedef struct aff_k_topk {
+    aff_k_rows rows;
+    const float *score; /* [T][ld] */
+    int32_t *sel;       /* [T][topk] */
+    int64_t ld;
+    int32_t ratio, topk;
+} aff_k_topk;
+
+/* ---- moe.inc ---- */
+
+/* T x 32, 8 * experts B. The router of backend.h; experts <= 1024. */
+typedef struct aff_k_route {
+    const float *logits;  /* [T][experts] */
+    const float *bias;    /* [experts] or NULL */
+    const int32_t *hash;  /* [vocab][picks_n] or NULL */
+    const int32_t *ids;   /* [T], for hash */
+    int32_t *picks;       /* [T][picks_n] in the order of choice */
+    float *weights;       /* [T][picks_n] */
+    int32_t scoring, experts, picks_n;
+    float scale;
+} aff_k_route;
+
+/* Entries of one expert that a block of the routed kernels takes together. */
+typedef struct aff_k_item {
+    int32_t expert, first, count;
+} aff_k_item;
+
+/* Work on experts (types.h, aff_moe_plan), in device memory. */
+typedef struct aff_k_moe {
+    int32_t *n;       /* [2]: items; picks that name no expert (then the pass is void) */
+    aff_k_item *item; /* [aff__k_max_items] */
+    int32_t *row, *rank; /* [T*K] */
+    float *weight;       /* [T*K] */
+} aff_k_moe;
+
+/* 1 x min(experts, 1024) rounded up to 32, 12 * experts B. Experts ascending, rows ascending; items of at most `batch` entries. */
+typedef struct aff_k_plan {
+    const int32_t *picks;
+    const float *weights; /* [T][K] */
+    aff_k_moe plan;
+    int32_t T, K, experts, batch;
+} aff_k_plan;
+static inline int32_t aff__k_max_items(int32_t T, int32_t K, int32_t experts, int32_t batch)
+{
+    const int32_t n = T * K;
+    return (n < experts ? n : experts) + n / batch;
+}
+
+/* ceil(n/256) x 256, 0 B. silu(min(a, limit)) * clamp(b). */
+typedef struct aff_k_swiglu {
+    const float *a, *b;
+    float *f32;     /* NULL or [n]; may be a */
+    uint16_t *bf16; /* NULL or [n] */
+    int64_t n;
+    float limit;
+} aff_k_swiglu;
+
+/* Routed experts (backend/cpu/kernels.h, `fast`): integers, the CPU's bits. hidden, inter: multiples of 64 (MXFP4: 32).
+ * Few rows, a plan of batch AFF_K_ITEM_FEW:
+ *   experts_up: items * ceil(inter/128) x 128, aff__k_experts_smem(dtype, hidden) + 4096 B: xq, xs -> hq, hs
+ *   experts_down: items * ceil(hidden/128) x 128, aff__k_experts_smem(dtype, inter): hq, hs -> y
+ * Many rows, a plan of batch aff__k_item_many(amd):
+ *   experts_many_up: items * ceil(inter/64) x 256, aff__k_experts_many_smem(amd): xq, xs -> h; then convert h to hq, hs (T*K rows)
+ *   experts_many_down: items * ceil(hidden/64) x 256, the same: hq, hs -> y
+ * items: plan.n[0] or any number above, at most aff__k_max_items. */
+enum { AFF_K_ITEM_FEW = 8 };
+typedef struct aff_k_experts {
+    aff_k_moe plan;
+    const aff_expert *expert; /* [experts] addresses, wherever they are */
+    const int16_t *table;     /* [2][1024][4], AFF_Q2P875G */
+    const int8_t *xq;         /* [T][hidden] */
+    const float *xs;          /* [T][ceil(hidden/128)] */
+    float *h;                 /* [T*K][inter], many only */
+    int8_t *hq;               /* [T*K][inter] */
+    float *hs;                /* [T*K][ceil(inter/128)] */
+    float *y;                 /* [T][K][hidden] */
+    int32_t dtype, hidden, inter, K;
+    float limit;
+} aff_k_experts;
+typedef aff_k_experts aff_k_experts_up;
+typedef aff_k_experts aff_k_experts_down;
+typedef aff_k_experts aff_k_experts_many_up;
+typedef aff_k_experts aff_k_experts_many_down;
+static inline size_t aff__k_experts_smem(int32_t dtype, int32_t cols)
+{
+    return (dtype == AFF_MXFP4 ? 0 : 16384) + AFF_K_ITEM_FEW * ((size_t)cols + 4 * (((size_t)cols + 127) / 128));
+}
+static inline int32_t aff__k_item_many(bool amd) { return amd ? 32 : 64; }
+static inline size_t aff__k_experts_many_smem(bool amd)
+{
+    const size_t n = (size_t)aff__k_item_many(amd);
+    return (128 + n) * (amd ? 272 : 320) + 4 * n + 1024 + 16384;
+}
 #endif
