@@ -63,8 +63,8 @@ struct aff_backend {
     void (*embed)(aff_backend *b, const aff_weight *w, const int32_t *ids, int T, int streams, float *X);
     /* u[T][H], post[T][N], comb[T][N][N] from the streams; x = RMS norm of u with weight `norm`. */
     void (*hc_pre)(aff_backend *b, const aff_hc *h, const float *X, int T, int H, const float *norm, float eps, float *u, float *x, float *post, float *comb);
-    /* X'[k] = post[k] f + sum_j comb[j][k] X[j], in place. */
-    void (*hc_post)(aff_backend *b, const float *f, const float *post, const float *comb, int T, int streams, int H, float *X);
+    /* X'[k] = post[k] f + sum_j comb[j][k] X[j], in place; with y[T][K][H] (else NULL) f is what sum_experts makes of it. f itself may change. */
+    void (*hc_post)(aff_backend *b, float *f, const float *y, int K, const float *post, const float *comb, int T, int streams, int H, float *X);
     void (*hc_head)(aff_backend *b, const aff_hc *h, const float *X, int T, int H, const float *norm, float eps, float *u, float *x);
     /* y = w x / rms(x); y may be x. */
     void (*rmsnorm)(aff_backend *b, const float *x, const float *w, float eps, int T, int n, float *y);
@@ -72,9 +72,8 @@ struct aff_backend {
     void (*products)(aff_backend *b, const aff_product *p, int count, int T);
     /* q[n][heads][D]: per-head RMS without weight, then rope of the tail. */
     void (*q_finish)(aff_backend *b, const aff_rowset *rs, float *q, int heads, int D, float eps, const aff_rope *rope);
-    /* kv[n][D]: RMS with weight, rope, A8(64) on the head (not in math), bf16 tail (fast). */
-    void (*kv_finish)(aff_backend *b, const aff_rowset *rs, float *kv, int D, const float *norm, float eps, const aff_rope *rope);
-    void (*raw_store)(aff_backend *b, const aff_rowset *rs, const float *kv, int D);
+    /* kv[n][D]: RMS with weight, rope, A8(64) on the head (not in math), bf16 tail (fast); `store`: into the raw rings. */
+    void (*kv_finish)(aff_backend *b, const aff_rowset *rs, float *kv, int D, const float *norm, float eps, const aff_rope *rope, bool store);
     /* Adds ape to z, forms every group that these rows complete, then appends c and z to the history. c, z: [T][coff*dim]; one or two
      * compressors (a layer's and its indexer's), whose c and z are their own. */
     void (*compress)(aff_backend *b, const aff_compression *k, int count, const aff_rope *rope, const aff_rowset *rs);

@@ -19,9 +19,8 @@ void aff__draft_seed(aff_runner *r, int from)
         aff__use_stage(r, s);
         rs.layer = r->layer;
         aff__matmul(B, &n->stage[s].wkv, r->x, T, r->kv);
-        B->kv_finish(B, &rs, r->kv, c->head_dim, n->stage[s].kv_norm, c->rms_eps, &n->rope);
+        B->kv_finish(B, &rs, r->kv, c->head_dim, n->stage[s].kv_norm, c->rms_eps, &n->rope, true);
         aff__trace(r, "seed", s, r->kv, T, c->head_dim);
-        B->raw_store(B, &rs, r->kv, c->head_dim);
     }
 }
 
@@ -44,7 +43,7 @@ static aff_status markov_chain(aff_runner *r, const aff_draft_request *d, int co
         aff__matmul(B, &n->markov_w2, e, count, bias);
         for (int i = 0; i < count; i++) {
             const int64_t row = i * block + b;
-            B->hc_post(B, bias + i * V, r->ones, r->ones, 1, 1, (int)V, r->logits + row * V); /* base + bias */
+            B->hc_post(B, bias + i * V, NULL, 0, r->ones, r->ones, 1, 1, (int)V, r->logits + row * V); /* base + bias */
             B->argmax(B, r->logits + row * V, 1, (int)V, next + i);
             B->stream_mean(B, e + i * MR, 1, 1, (int)MR, he + row * (H + MR) + H, MR);
         }
@@ -151,7 +150,7 @@ aff_status aff__draft_mtp1(aff_runner *r, const int32_t *next, int n, int want_f
     B->embed(B, &net->embed, r->dids, n, 1, r->u);
     B->rmsnorm(B, r->u, net->enorm, c->rms_eps, n, H, r->u);
     aff__matmul(B, &net->e_proj, r->u, n, r->f);
-    B->hc_post(B, r->f, r->ones + (int64_t)AFF_MAX_CHUNK * N * N, r->ones, n, N, H, r->X);
+    B->hc_post(B, r->f, NULL, 0, r->ones + (int64_t)AFF_MAX_CHUNK * N * N, r->ones, n, N, H, r->X);
     aff__use_stage(r, 0);
     AFF_TRY(aff__block(r, &net->stage[0], net->draft_experts, 0, 0, AFF_CAUSAL, err));
     const int rows = n - want_from;

@@ -58,9 +58,8 @@ aff_status aff__attention(aff_runner *r, const aff_block *b, int layer, aff_reac
     const aff_product of_q[] = {{&b->wq_b, r->qa, r->q}, {&b->idx_wq_b, r->qa, r->iq}};
     B->products(B, of_q, indexed ? 2 : 1, T);
     B->q_finish(B, &rs, r->q, NH, D, c->rms_eps, rope);
-    B->kv_finish(B, &rs, r->kv, D, b->kv_norm, c->rms_eps, rope);
+    B->kv_finish(B, &rs, r->kv, D, b->kv_norm, c->rms_eps, rope, reach == AFF_CAUSAL);
     aff__trace(r, "kv", layer, r->kv, T, D);
-    if (reach == AFF_CAUSAL) B->raw_store(B, &rs, r->kv, D);
     /* 7.3, 7.4 compressed rows and their selection */
     if (compressed) {
         const aff_compression k[] = {{&b->comp, r->c, r->z}, {&b->idx_comp, r->ic, r->iz}};
@@ -118,7 +117,6 @@ aff_status aff__moe(aff_runner *r, const aff_block *b, aff_experts *experts, int
     AFF_TRY(routed(r, experts, store_layer, layer, err));
     B->swiglu(B, r->sa, r->sb, c->swiglu_limit, T, c->inter);
     aff__matmul(B, &b->sh_down, r->sa, T, r->f);
-    B->sum_experts(B, r->y, T, K, c->hidden, r->f);
     return AFF_OK;
 }
 
@@ -133,13 +131,16 @@ aff_status aff__block(aff_runner *r, const aff_block *b, aff_experts *experts, i
     aff__trace(r, "attn_in", layer, r->x, T, H);
     AFF_TRY(aff__attention(r, b, layer, reach, err));
     aff__trace(r, "attn_out", layer, r->f, T, H);
-    B->hc_post(B, r->f, r->post, r->comb, T, N, H, r->X);
+    B->hc_post(B, r->f, NULL, 0, r->post, r->comb, T, N, H, r->X);
 
     B->hc_pre(B, &b->hc_ffn, r->X, T, H, b->ffn_norm, c->rms_eps, r->u, r->x, r->post, r->comb);
     aff__trace(r, "ffn_in", layer, r->x, T, H);
     AFF_TRY(aff__moe(r, b, experts, store_layer, layer, err));
-    aff__trace(r, "ffn_out", layer, r->f, T, H);
-    B->hc_post(B, r->f, r->post, r->comb, T, N, H, r->X);
+    if (r->trace) { /* the sum by itself: the same bits */
+        B->sum_experts(B, r->y, T, c->picks, H, r->f);
+        aff__trace(r, "ffn_out", layer, r->f, T, H);
+    }
+    B->hc_post(B, r->f, r->trace ? NULL : r->y, c->picks, r->post, r->comb, T, N, H, r->X);
     aff__trace(r, "x", layer, r->X, T, N * H);
     return AFF_OK;
 }

@@ -68,7 +68,7 @@ aff_status aff__place(aff_runner *r, aff_error *err);
 void aff__trace(aff_runner *r, const char *what, int layer, const void *data, int rows, int width);
 /* r->x -> r->f: attention of one block for the rows of the pass (spec 7). */
 aff_status aff__attention(aff_runner *r, const aff_block *b, int layer, aff_reach reach, aff_error *err);
-/* r->x -> r->f: experts (spec 8). */
+/* r->x -> r->y: routed experts, unsummed; r->f: the shared one (spec 8). */
 aff_status aff__moe(aff_runner *r, const aff_block *b, aff_experts *experts, int store_layer, int layer, aff_error *err);
 /* Both sublayers with their hyper-connections: r->X in place (spec 5). */
 aff_status aff__block(aff_runner *r, const aff_block *b, aff_experts *experts, int store_layer, int layer, aff_reach reach, aff_error *err);

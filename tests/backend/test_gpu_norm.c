@@ -154,7 +154,7 @@ static void test_hyper_connections(void **state)
         memcpy(Xp, X, sizeof *X * (size_t)(T * N * H));
         memcpy(fs, f, sizeof *f * (size_t)(T * H));
         cpu->sum_experts(cpu, ey, T, 3, H, fs);
-        cpu->hc_post(cpu, round == 4 ? fs : f, post, comb, T, N, H, Xp);
+        aff__cpu_hc_post(cpu, round == 4 ? fs : f, post, comb, T, N, H, Xp);
         cpu->stream_mean(cpu, Xp, T, N, H, tap, H + 3);
         EACH_LAYOUT
         {

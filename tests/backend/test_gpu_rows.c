@@ -81,7 +81,7 @@ static void pass(const shape *s, sequence *host, sequence dev[2][SEQS], int rows
     const aff_rowset rs = {T, pos, first, state};
     const aff_compressor cc = {s->ratio, D, s->overlap, false, ape, norm, 1e-6f}, ci = {s->ratio, s->ID, s->overlap, true, iape, inorm, 1e-6f};
     aff__cpu_kv_finish(cpu, kvc, T, D, norm, 1e-6f, &rope, pos);
-    cpu->raw_store(cpu, &rs, kvc, D);
+    aff__cpu_raw_store(cpu, &rs, kvc, D);
     aff__cpu_compress(cpu, &cc, &rope, &rs, c, zc);
     aff__cpu_compress(cpu, &ci, &rope, &rs, ic, izc);
     EACH_LAYOUT

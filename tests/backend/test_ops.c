@@ -81,7 +81,7 @@ static void test_hyper_connections(void **state)
                           .eps = 1e-3f,
                           .rms_eps = 1e-2f};
         aff__cpu_hc_pre(B[0], &h, X, T, H, u, post, comb);
-        B[0]->hc_post(B[0], f, post, comb, T, N, H, X);
+        B[0]->hc_post(B[0], f, NULL, 0, post, comb, T, N, H, X);
         for (int t = 0; t < T; t++) {
             const float *x = keep + (int64_t)t * N * H;
             double m[80], pre[8], po[8], C[8][8], want[8 * 128];
@@ -192,7 +192,7 @@ static void test_queries_and_rows(void **state)
         for (int m = 0; m < 3; m++) {
             row[m] = malloc(sizeof(float) * (size_t)(T * D));
             memcpy(row[m], kv, sizeof(float) * (size_t)(T * D));
-            B[m]->kv_finish(B[m], &rs, row[m], D, w, 1e-2f, &r);
+            B[m]->kv_finish(B[m], &rs, row[m], D, w, 1e-2f, &r, false);
         }
         for (int t = 0; t < T; t++) {
             float *a = row[0] + (int64_t)t * D;

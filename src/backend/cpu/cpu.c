@@ -32,9 +32,10 @@ static void q_finish(aff_backend *b, const aff_rowset *rs, float *q, int heads, 
     aff__cpu_q_finish(b, q, rs->n, heads, D, eps, rope, rs->pos);
 }
 
-static void kv_finish(aff_backend *b, const aff_rowset *rs, float *kv, int D, const float *norm, float eps, const aff_rope *rope)
+static void kv_finish(aff_backend *b, const aff_rowset *rs, float *kv, int D, const float *norm, float eps, const aff_rope *rope, bool store)
 {
     aff__cpu_kv_finish(b, kv, rs->n, D, norm, eps, rope, rs->pos);
+    if (store) aff__cpu_raw_store(b, rs, kv, D);
 }
 
 static void index_query(aff_backend *b, const aff_rowset *rs, float *iq, int heads, int dim, const aff_rope *rope)
@@ -88,6 +89,12 @@ static void hc_pre(aff_backend *b, const aff_hc *h, const float *X, int T, int H
     aff__cpu_rmsnorm(b, u, norm, eps, T, H, x);
 }
 
+static void hc_post(aff_backend *b, float *f, const float *y, int K, const float *post, const float *comb, int T, int streams, int H, float *X)
+{
+    if (y) aff__cpu_sum_experts(b, y, T, K, H, f);
+    aff__cpu_hc_post(b, f, post, comb, T, streams, H, X);
+}
+
 static void hc_head(aff_backend *b, const aff_hc *h, const float *X, int T, int H, const float *norm, float eps, float *u, float *x)
 {
     aff__cpu_hc_head(b, h, X, T, H, u);
@@ -125,13 +132,12 @@ aff_status aff__cpu_backend(aff_backend **out, aff_numerics num, int threads, af
         .mem = &aff__host_memory,
         .embed = aff__cpu_embed,
         .hc_pre = hc_pre,
-        .hc_post = aff__cpu_hc_post,
+        .hc_post = hc_post,
         .hc_head = hc_head,
         .rmsnorm = aff__cpu_rmsnorm,
         .products = products,
         .q_finish = q_finish,
         .kv_finish = kv_finish,
-        .raw_store = aff__cpu_raw_store,
         .compress = compress,
         .index_query = index_query,
         .index_select = aff__cpu_index_select,

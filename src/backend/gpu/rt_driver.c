@@ -14,7 +14,9 @@ enum { ATTR_PROGRAMMATIC = 6, CAPTURE_THREAD_LOCAL = 1, NON_BLOCKING = 1, PORTAB
 
 typedef struct mapping {
     struct mapping *next;
-    void *p, *handle;
+    char *p;
+    uint64_t bytes;
+    void *handle;
 } mapping;
 
 typedef struct device {
@@ -54,8 +56,8 @@ static aff_status failed(device *v, const char *call, int code, aff_error *err)
 {
     const char *name, *text;
     code_text(v->d, code, &name, &text);
-    return aff__fail(err, code == OUT_OF_MEMORY ? AFF_E_NOMEM : AFF_E_DEVICE, "%s:%d (%s): %s: %s (%d): %s", v->d->hip ? "hip" : "cuda",
-                     v->rt.info.index, v->rt.info.name, call, name, code, text);
+    return aff__fail(err, code == OUT_OF_MEMORY ? AFF_E_NOMEM : AFF_E_DEVICE, "%s:%d (%s): %s: %s (%d): %s",
+                     v->d->hip ? "hip" : "cuda", v->rt.info.index, v->rt.info.name, call, name, code, text);
 }
 
 static const char *const call_names[2][64] = {
@@ -202,7 +204,8 @@ static void link_speed(const char *pci, aff_rt_info *out)
     out->link_rate = (uint64_t)(gts[out->link_gen] * 1e9 / 8 * width * (out->link_gen < 3 ? 0.8 : 128.0 / 130));
 }
 
-aff_status aff__driver_describe(aff_driver *d, int index, int attr_units, int attr_cooperative, aff_rt_info *out, aff_error *err)
+aff_status aff__driver_describe(aff_driver *d, int index, int attr_units, int attr_cooperative, aff_rt_info *out,
+                                aff_error *err)
 {
     device v = {.d = d, .rt.info = {.kind = d->hip ? AFF_RT_HIP : AFF_RT_CUDA, .index = index, .name = "?"}};
     char pci[32];
@@ -230,8 +233,8 @@ static aff_status load_kernels(device *v, const void *image, aff_error *err)
 {
     const int code = v->d->load(&v->module, image);
     if (code == NO_BINARY)
-        return aff__fail(err, AFF_E_UNSUPPORTED, "%s:%d (%s): this build holds no kernels for %s", v->d->hip ? "hip" : "cuda", v->rt.info.index,
-                         v->rt.info.name, v->rt.info.arch);
+        return aff__fail(err, AFF_E_UNSUPPORTED, "%s:%d (%s): this build holds no kernels for %s",
+                         v->d->hip ? "hip" : "cuda", v->rt.info.index, v->rt.info.name, v->rt.info.arch);
     if (code) return failed(v, call_names[v->d->hip][CALL_load], code, err);
     for (int k = 0; k < AFF_K_COUNT; k++) {
         TRY(v, function, &v->fn[k], v->module, aff__kernel_table[k].symbol);
@@ -302,8 +305,9 @@ static aff_status no_room(device *v, call_number call, int code, uint64_t bytes,
 {
     size_t left = 0, total = 0;
     if (code != OUT_OF_MEMORY || v->d->info(&left, &total)) return failed(v, call_names[v->d->hip][call], code, err);
-    return aff__fail(err, AFF_E_NOMEM, "%s:%d (%s): out of memory: %s needs %llu bytes, %llu of %llu are free", v->d->hip ? "hip" : "cuda",
-                     v->rt.info.index, v->rt.info.name, what, (unsigned long long)bytes, (unsigned long long)left, (unsigned long long)total);
+    return aff__fail(err, AFF_E_NOMEM, "%s:%d (%s): out of memory: %s needs %llu bytes, %llu of %llu are free",
+                     v->d->hip ? "hip" : "cuda", v->rt.info.index, v->rt.info.name, what, (unsigned long long)bytes,
+                     (unsigned long long)left, (unsigned long long)total);
 }
 
 static aff_status drv_alloc(aff_rt *rt, void **p, uint64_t bytes, const char *what, aff_error *err)
@@ -347,6 +351,7 @@ static aff_status drv_commit(aff_rt *rt, void *p, uint64_t bytes, const char *wh
     AFF_TRY(aff__calloc(&m, 1, sizeof *m, what, err));
     const aff_mem_prop prop = prop_of(v);
     m->p = p;
+    m->bytes = bytes;
     const int code = v->d->create(&m->handle, bytes, &prop, 0);
     aff_status s = code ? no_room(v, CALL_create, code, bytes, what, err) : map_pages(v, m, bytes, err);
     if (s != AFF_OK) {
@@ -364,21 +369,22 @@ static aff_status drv_commit(aff_rt *rt, void *p, uint64_t bytes, const char *wh
 static void drv_decommit(aff_rt *rt, void *p, uint64_t bytes)
 {
     device *v = of(rt);
-    mapping *m = NULL;
+    const bool ok = enter(v) == 0;
     pthread_mutex_lock(&v->lock);
-    for (mapping **q = &v->mappings; *q; q = &(*q)->next)
-        if ((*q)->p == p) {
-            m = *q;
-            *q = m->next;
-            break;
+    for (mapping **q = &v->mappings; *q;) {
+        mapping *m = *q;
+        if (m->p < (char *)p || m->p >= (char *)p + bytes) {
+            q = &m->next;
+            continue;
         }
-    pthread_mutex_unlock(&v->lock);
-    if (!m) return;
-    if (enter(v) == 0) {
-        v->d->unmap(p, bytes);
-        v->d->drop(m->handle);
+        *q = m->next;
+        if (ok) {
+            v->d->unmap(m->p, m->bytes);
+            v->d->drop(m->handle);
+        }
+        free(m);
     }
-    free(m);
+    pthread_mutex_unlock(&v->lock);
 }
 
 static void drv_unreserve(aff_rt *rt, void *p, uint64_t bytes)
@@ -393,7 +399,8 @@ static aff_status drv_host_alloc(aff_rt *rt, void **p, uint64_t bytes, const cha
     ENTER(v);
     const int code = v->d->host_alloc(p, bytes, PORTABLE_MAPPED);
     if (code == OUT_OF_MEMORY)
-        return aff__fail(err, AFF_E_NOMEM, "%s: the driver refuses %llu bytes of pinned host memory", what, (unsigned long long)bytes);
+        return aff__fail(err, AFF_E_NOMEM, "%s: the driver refuses %llu bytes of pinned host memory", what,
+                         (unsigned long long)bytes);
     return code ? failed(v, call_names[v->d->hip][CALL_host_alloc], code, err) : AFF_OK;
 }
 
@@ -412,7 +419,8 @@ static aff_status drv_host_register(aff_rt *rt, void *p, uint64_t bytes, aff_err
     if (!code && there == p) return AFF_OK;
     v->d->host_unregister(p);
     if (code) return failed(v, call_names[v->d->hip][CALL_host_pointer], code, err);
-    return aff__fail(err, AFF_E_UNSUPPORTED, "%s: registered host memory has another address on the device", v->rt.info.name);
+    return aff__fail(err, AFF_E_UNSUPPORTED, "%s: registered host memory has another address on the device",
+                     v->rt.info.name);
 }
 
 static void drv_host_unregister(aff_rt *rt, void *p)
@@ -513,15 +521,17 @@ static aff_status drv_fill(aff_rt *rt, aff_stream *s, void *p, uint8_t byte, uin
     return AFF_OK;
 }
 
-static int launch_programmatic(device *v, void *f, unsigned grid, unsigned block, unsigned smem, aff_stream *s, void **args)
+static int launch_programmatic(device *v, void *f, unsigned grid, unsigned block, unsigned smem, aff_stream *s,
+                               void **args)
 {
     aff_cu_attribute a = {.id = ATTR_PROGRAMMATIC, .value.on = 1};
-    const aff_cu_config c = {.grid = {grid, 1, 1}, .block = {block, 1, 1}, .smem = smem, .stream = s, .attrs = &a, .n_attrs = 1};
+    const aff_cu_config c = {
+        .grid = {grid, 1, 1}, .block = {block, 1, 1}, .smem = smem, .stream = s, .attrs = &a, .n_attrs = 1};
     return v->d->launch_ex(&c, f, args, NULL);
 }
 
-static aff_status drv_launch(aff_rt *rt, aff_stream *s, aff_kernel k, unsigned grid, unsigned block, unsigned smem, unsigned flags,
-                             const void *args, aff_error *err)
+static aff_status drv_launch(aff_rt *rt, aff_stream *s, aff_kernel k, unsigned grid, unsigned block, unsigned smem,
+                             unsigned flags, const void *args, aff_error *err)
 {
     device *v = of(rt);
     void *list[1] = {(void *)(uintptr_t)args}, *f = v->fn[k];
@@ -535,11 +545,13 @@ static aff_status drv_launch(aff_rt *rt, aff_stream *s, aff_kernel k, unsigned g
         code = v->d->launch(f, grid, 1, 1, block, 1, 1, smem, s, list, NULL);
     if (!code) return AFF_OK;
     char call[96];
-    snprintf(call, sizeof call, "launch of %s (%u x %u threads, %u bytes shared)", aff__kernel_name(k), grid, block, smem);
+    snprintf(call, sizeof call, "launch of %s (%u x %u threads, %u bytes shared)", aff__kernel_name(k), grid, block,
+             smem);
     return failed(v, call, code, err);
 }
 
-static aff_status drv_kernel_info(aff_rt *rt, aff_kernel k, unsigned block, unsigned smem, aff_kernel_info *out, aff_error *err)
+static aff_status drv_kernel_info(aff_rt *rt, aff_kernel k, unsigned block, unsigned smem, aff_kernel_info *out,
+                                  aff_error *err)
 {
     device *v = of(rt);
     ENTER(v);
@@ -581,7 +593,8 @@ static aff_status drv_capture_end(aff_rt *rt, aff_stream *s, aff_graph **out, af
     const bool captured = !code;
     if (captured) code = v->d->instantiate(&g->exec, g->graph, 0);
     if (code) {
-        const aff_status st = failed(v, call_names[v->d->hip][captured ? CALL_instantiate : CALL_capture_end], code, err);
+        const aff_status st =
+            failed(v, call_names[v->d->hip][captured ? CALL_instantiate : CALL_capture_end], code, err);
         drv_graph_free(rt, g);
         return st;
     }
