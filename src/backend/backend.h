@@ -1,10 +1,12 @@
 /* backend.h - the op table: what a device must compute for the forward pass. model/ calls nothing else.
  *
- * All arrays are float32 in the backend's memory, row-major, T rows unless said otherwise. An op computes each row from that
- * row's inputs alone, in an order that depends on shapes only (design 3, promises 0 and 2). Ops cannot fail once their operands
- * were checked at load, except those that return a status. */
+ * All arrays are float32 in the backend's memory (`mem`), row-major, T rows unless said otherwise; weights are where `place` put
+ * them; the arrays of a rowset are the host's. An op computes each row from that row's inputs alone, in an order that depends on
+ * shapes only (design 3, promises 0 and 2). Ops cannot fail once their operands were checked at load, except those that return a
+ * status; what goes wrong on a device comes out of `finish`. Nothing between `begin` and `finish` waits for a device. */
 #ifndef AFF_BACKEND_BACKEND_H
 #define AFF_BACKEND_BACKEND_H
+#include "backend/memory.h"
 #include "backend/types.h"
 #include "base/status.h"
 
@@ -32,6 +34,12 @@ typedef struct aff_compressor {
     float eps;
 } aff_compressor;
 
+typedef struct aff_compression {
+    const aff_compressor *k;
+    const float *c;
+    float *z;
+} aff_compression;
+
 typedef struct aff_router {
     aff_scoring scoring;
     int experts, picks;
@@ -43,40 +51,49 @@ typedef struct aff_router {
 struct aff_backend {
     const char *name;
     aff_numerics numerics;
+    const aff_memory *mem;
 
-    /* X[T][N][H] = embed[ids[t]] in every stream. */
+    /* Puts bytes of a weight where the ops read them and changes *p; NULL: weights are read where they lie. */
+    aff_status (*place)(aff_backend *b, const void **p, uint64_t bytes, const char *what, aff_error *err);
+    /* Rows of the pass to come: every rowset until the next begin is these or the last of these. NULL allowed, as is finish. */
+    aff_status (*begin)(aff_backend *b, const aff_rowset *rs, aff_error *err);
+    aff_status (*finish)(aff_backend *b, aff_error *err);
+
+    /* X[T][N][H] = embed[ids[t]] in every stream; ids in the backend's memory. */
     void (*embed)(aff_backend *b, const aff_weight *w, const int32_t *ids, int T, int streams, float *X);
-    /* u[T][H], post[T][N], comb[T][N][N] from the streams. */
-    void (*hc_pre)(aff_backend *b, const aff_hc *h, const float *X, int T, int H, float *u, float *post, float *comb);
-    /* X'[k] = post[k] f + sum_j comb[j][k] X[j], in place. */
-    void (*hc_post)(aff_backend *b, const float *f, const float *post, const float *comb, int T, int streams, int H, float *X);
-    void (*hc_head)(aff_backend *b, const aff_hc *h, const float *X, int T, int H, float *y);
+    /* u[T][H], post[T][N], comb[T][N][N] from the streams; x = RMS norm of u with weight `norm`. */
+    void (*hc_pre)(aff_backend *b, const aff_hc *h, const float *X, int T, int H, const float *norm, float eps, float *u, float *x, float *post, float *comb);
+    /* X'[k] = post[k] f + sum_j comb[j][k] X[j], in place; with y[T][K][H] (else NULL) f is what sum_experts makes of it. f itself may change. */
+    void (*hc_post)(aff_backend *b, float *f, const float *y, int K, const float *post, const float *comb, int T, int streams, int H, float *X);
+    void (*hc_head)(aff_backend *b, const aff_hc *h, const float *X, int T, int H, const float *norm, float eps, float *u, float *x);
     /* y = w x / rms(x); y may be x. */
     void (*rmsnorm)(aff_backend *b, const float *x, const float *w, float eps, int T, int n, float *y);
-    void (*matmul)(aff_backend *b, const aff_weight *w, const float *x, int T, float *y);
-    void (*matmul_grouped)(aff_backend *b, const aff_weight *w, int groups, const float *x, int T, float *y);
-    /* q[T][heads][D]: per-head RMS without weight, then rope of the tail. */
-    void (*q_finish)(aff_backend *b, float *q, int T, int heads, int D, float eps, const aff_rope *rope, const int64_t *pos);
-    /* kv[T][D]: RMS with weight, rope, A8(64) on the head (not in math), bf16 tail (fast). */
-    void (*kv_finish)(aff_backend *b, float *kv, int T, int D, const float *norm, float eps, const aff_rope *rope, const int64_t *pos);
-    void (*raw_store)(aff_backend *b, const aff_rowset *rs, const float *kv, int D);
-    /* Adds ape to z, forms every group that these rows complete, then appends c and z to the history. c, z: [T][coff*dim]. */
-    void (*compress)(aff_backend *b, const aff_compressor *c, const aff_rope *rope, const aff_rowset *rs, const float *cp, float *zp);
-    /* Indexer queries iq[T][heads][dim]: rope, then Hadamard and A4 (not in math). */
-    void (*index_query)(aff_backend *b, float *iq, int T, int heads, int dim, const aff_rope *rope, const int64_t *pos);
+    /* Products that do not depend on each other, in any order. */
+    void (*products)(aff_backend *b, const aff_product *p, int count, int T);
+    /* q[n][heads][D]: per-head RMS without weight, then rope of the tail. */
+    void (*q_finish)(aff_backend *b, const aff_rowset *rs, float *q, int heads, int D, float eps, const aff_rope *rope);
+    /* kv[n][D]: RMS with weight, rope, A8(64) on the head (not in math), bf16 tail (fast); `store`: into the raw rings. */
+    void (*kv_finish)(aff_backend *b, const aff_rowset *rs, float *kv, int D, const float *norm, float eps, const aff_rope *rope, bool store);
+    /* Adds ape to z, forms every group that these rows complete, then appends c and z to the history. c, z: [T][coff*dim]; one or two
+     * compressors (a layer's and its indexer's), whose c and z are their own. */
+    void (*compress)(aff_backend *b, const aff_compression *k, int count, const aff_rope *rope, const aff_rowset *rs);
+    /* Indexer queries iq[n][heads][dim]: rope, then Hadamard and A4 (not in math). */
+    void (*index_query)(aff_backend *b, const aff_rowset *rs, float *iq, int heads, int dim, const aff_rope *rope);
     /* sel[T][topk]: min(topk, (pos+1)/ratio) best groups, ascending; w[T][heads] is scaled by 1/sqrt(dim*heads). score: NULL or [T][ld]
      * to receive the scores. Rows with no more than topk groups select all of them without scoring. */
     aff_status (*index_select)(aff_backend *b, const aff_rowset *rs, const float *iq, const float *w, int heads, int dim, int ratio, int topk,
                                int *sel, aff_error *err);
-    /* o[T][heads][D] (spec 7.5), then inverse rope of each head's tail at pos. */
-    aff_status (*attend)(aff_backend *b, const float *q, int T, int heads, int D, const aff_keyset *keys, const float *sink, const aff_rope *rope,
-                         const int64_t *pos, float *o, aff_error *err);
-    /* picks[T][K] (order of choice) and weights[T][K] from the router logits[T][E]. */
+    /* o[n][heads][D] (spec 7.5), then inverse rope of each head's tail. */
+    aff_status (*attend)(aff_backend *b, const aff_rowset *rs, const aff_view *v, const float *q, int heads, int D, const float *sink, const aff_rope *rope,
+                         float *o, aff_error *err);
+    /* picks[T][K] (order of choice) and weights[T][K] from the router logits[T][E]; ids in the backend's memory. */
     void (*route)(aff_backend *b, const aff_router *r, const float *logits, const int32_t *ids, int T, int32_t *picks, float *weights);
-    /* y[T][K][H], unsummed. */
+    /* y[T][K][H], unsummed. Either over the host's plan, or (`routed`, not NULL where the backend plans itself) over picks and weights. */
     aff_status (*experts)(aff_backend *b, const aff_expert_shape *s, const aff_moe_plan *p, const float *x, int T, int K, float *y, aff_error *err);
-    /* a = clamp, silu(a) * clamp(b). */
-    void (*swiglu)(aff_backend *b, float *a, const float *bb, float limit, int64_t n);
+    void (*routed)(aff_backend *b, const aff_expert_shape *s, const aff_expert_table *e, int layer, const int32_t *picks, const float *weights,
+                   const float *x, int T, int K, float *y);
+    /* a = clamp, silu(a) * clamp(b). a, bb: [T][n]. */
+    void (*swiglu)(aff_backend *b, float *a, const float *bb, float limit, int T, int n);
     /* f[T][H] += sum_k y[T][k][H] first, the value of f (the shared expert) last. */
     void (*sum_experts)(aff_backend *b, const float *y, int T, int K, int H, float *f);
     /* tap[t*ld .. +H] = mean over streams. */
@@ -85,6 +102,11 @@ struct aff_backend {
     void (*argmax)(aff_backend *b, const float *x, int T, int n, int32_t *id);
     void (*free)(aff_backend *b);
 };
+
+static inline void aff__matmul(aff_backend *b, const aff_weight *w, const float *x, int T, float *y)
+{
+    b->products(b, &(aff_product){.w = w, .x = x, .y = y}, 1, T);
+}
 
 /* The CPU. threads <= 0: one per allowed CPU. */
 aff_status aff__cpu_backend(aff_backend **out, aff_numerics num, int threads, aff_error *err);

@@ -73,8 +73,36 @@ typedef struct aff_rowset {
     int n;
     const int64_t *pos;             /* [n] absolute position */
     const int *first;               /* [n] first row of this pass that belongs to the same sequence */
-    aff_layer_state *const *state;  /* [n] the layer's state of the row's sequence */
+    aff_layer_state *const *state;  /* [n] the layer's state of the row's sequence; arrays in it are the backend's memory */
+    int at;                         /* rows of the pass in front of these: some ops run on its last rows only */
+    /* Device memory only: [n] the sequence's states of all layers, in device memory, and which of them is at work. */
+    const aff_layer_state *const *table;
+    int layer;
 } aff_rowset;
+
+/* What the queries of a block see (spec 7.5, 13.2). */
+typedef struct aff_view {
+    int window;
+    int ratio, topk; /* compressed rows: every complete group, of ratio 4 at most topk, chosen in sel; 0: none */
+    const int *sel;  /* [n][topk] where (pos+1)/ratio > topk */
+    /* A draft block: the last `window` rows before its first row, then its own rows, which are not stored. NULL, 0 otherwise. */
+    const float *own; /* [n][head_dim] */
+    int block;        /* rows of one block */
+} aff_view;
+
+/* y = W x for one input; groups > 1: block-diagonal, w is [groups*out][in], group g reads x[t][g*in ..]. */
+typedef struct aff_product {
+    const aff_weight *w;
+    const float *x; /* [T][groups*cols] */
+    float *y;       /* [T][rows] */
+    int groups;     /* 0 counts as 1 */
+} aff_product;
+
+/* An expert's addresses for a backend that plans its own work: [layers][experts] in its memory. */
+typedef struct aff_expert_table {
+    const aff_expert *expert;
+    int layers, experts;
+} aff_expert_table;
 
 /* The keys of one query in the order of promise 0: ring rows lo .. lo+n_raw-1, then compressed rows, then extra rows. */
 typedef struct aff_keyset {

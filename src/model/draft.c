@@ -2,51 +2,70 @@
 #include "model/runner.h"
 #include <string.h>
 
+enum { MOST_BLOCK = 64 }; /* of config.c */
+
 void aff__draft_seed(aff_runner *r, int from)
 {
     aff_backend *B = r->b;
     const aff_net *n = r->net;
     const aff_config *c = &n->cfg;
     const int T = r->n - from;
-    const aff_rowset rs = {T, r->pos + from, r->first + from, r->state + from};
+    aff_rowset rs = {.n = T, .pos = r->pos + from, .first = r->first + from, .state = r->state + from, .at = from, .table = r->table + from};
     r->trace_pos = r->pos[from];
-    B->matmul(B, &n->main_proj, r->tap + (int64_t)from * c->n_taps * c->hidden, T, r->x);
+    aff__matmul(B, &n->main_proj, r->tap + (int64_t)from * c->n_taps * c->hidden, T, r->x);
     B->rmsnorm(B, r->x, n->main_norm, c->rms_eps, T, c->hidden, r->x);
     aff__trace(r, "mx", 0, r->x, T, c->hidden);
     for (int s = 0; s < n->stages; s++) {
         aff__use_stage(r, s);
-        B->matmul(B, &n->stage[s].wkv, r->x, T, r->kv);
-        B->kv_finish(B, r->kv, T, c->head_dim, n->stage[s].kv_norm, c->rms_eps, &n->rope, rs.pos);
+        rs.layer = r->layer;
+        aff__matmul(B, &n->stage[s].wkv, r->x, T, r->kv);
+        B->kv_finish(B, &rs, r->kv, c->head_dim, n->stage[s].kv_norm, c->rms_eps, &n->rope, true);
         aff__trace(r, "seed", s, r->kv, T, c->head_dim);
-        B->raw_store(B, &rs, r->kv, c->head_dim);
     }
 }
 
 /* The tokens of every block, one place after another: the Markov head adds a bias that depends on the token before (spec 13.2).
  * Row i*B + b of r->u (h) and r->logits (base) belongs to place b of block i. */
-static void markov_chain(aff_runner *r, const aff_draft_request *d, int count)
+static aff_status markov_chain(aff_runner *r, const aff_draft_request *d, int count, aff_error *err)
 {
     aff_backend *B = r->b;
     const aff_net *n = r->net;
     const aff_config *c = &n->cfg;
     const int64_t V = c->vocab, H = c->hidden, MR = c->draft_rank, block = c->draft_block;
     float *e = r->markov, *he = e + AFF_MAX_DRAFTS * MR, *bias = he + AFF_MAX_DRAFTS * block * (H + MR);
-    int32_t prev[AFF_MAX_DRAFTS];
+    int32_t first[AFF_MAX_DRAFTS];
     B->stream_mean(B, r->u, r->n, 1, (int)H, he, H + MR); /* h beside the place that e will take */
-    for (int i = 0; i < count; i++) prev[i] = d[i].id0;
+    for (int i = 0; i < count; i++) first[i] = d[i].id0;
+    AFF_TRY(B->mem->write(B->mem, r->drafts, first, (uint64_t)count * sizeof *first, err));
     for (int b = 0; b < block; b++) {
-        B->embed(B, &n->markov_w1, prev, count, 1, e);
-        B->matmul(B, &n->markov_w2, e, count, bias);
+        int32_t *next = r->drafts + (b + 1) * AFF_MAX_DRAFTS;
+        B->embed(B, &n->markov_w1, next - AFF_MAX_DRAFTS, count, 1, e);
+        aff__matmul(B, &n->markov_w2, e, count, bias);
         for (int i = 0; i < count; i++) {
             const int64_t row = i * block + b;
-            B->hc_post(B, bias + i * V, r->ones, r->ones, 1, 1, (int)V, r->logits + row * V); /* base + bias */
-            B->argmax(B, r->logits + row * V, 1, (int)V, &prev[i]);
+            B->hc_post(B, bias + i * V, NULL, 0, r->ones, r->ones, 1, 1, (int)V, r->logits + row * V); /* base + bias */
+            B->argmax(B, r->logits + row * V, 1, (int)V, next + i);
             B->stream_mean(B, e + i * MR, 1, 1, (int)MR, he + row * (H + MR) + H, MR);
-            d[i].ids[b] = prev[i];
         }
     }
-    for (int i = 0; i < count; i++)
-        if (d[i].conf) B->matmul(B, &n->confidence, he + i * block * (H + MR), (int)block, d[i].conf);
+    aff__matmul(B, &n->confidence, he, (int)(count * block), r->conf);
+    return AFF_OK;
+}
+
+/* To the callers' arrays. */
+static aff_status read_drafts(aff_runner *r, const aff_draft_request *d, int count, aff_error *err)
+{
+    const aff_memory *m = r->b->mem;
+    const int block = r->net->cfg.draft_block;
+    const uint64_t row = (uint64_t)block * (uint64_t)r->net->cfg.vocab;
+    int32_t ids[(MOST_BLOCK + 1) * AFF_MAX_DRAFTS];
+    AFF_TRY(m->read(m, ids, r->drafts, (uint64_t)(block + 1) * AFF_MAX_DRAFTS * sizeof *ids, err));
+    for (int i = 0; i < count; i++) {
+        for (int b = 0; b < block; b++) d[i].ids[b] = ids[(b + 1) * AFF_MAX_DRAFTS + i];
+        if (d[i].conf) AFF_TRY(m->read(m, d[i].conf, r->conf + i * block, (uint64_t)block * sizeof *d[i].conf, err));
+        if (d[i].logits) AFF_TRY(m->read(m, d[i].logits, r->logits + (uint64_t)i * row, row * sizeof *r->logits, err));
+    }
+    return AFF_OK;
 }
 
 static aff_status check_drafts(const aff_runner *r, const aff_draft_request *d, int count, aff_error *err)
@@ -56,7 +75,7 @@ static aff_status check_drafts(const aff_runner *r, const aff_draft_request *d, 
     if (count < 0 || count > AFF_MAX_DRAFTS || count * c->draft_block > AFF_MAX_CHUNK)
         return aff__fail(err, AFF_E_INVALID, "draft block: %d sequences at once, expected at most %d", count, AFF_MAX_DRAFTS);
     for (int i = 0; i < count; i++) {
-        if (d[i].seq->net != r->net) return aff__fail(err, AFF_E_INVALID, "draft block: the sequence belongs to another network");
+        if (d[i].seq->net != r->source) return aff__fail(err, AFF_E_INVALID, "draft block: the sequence belongs to another network");
         if (d[i].seq->pos < 1) return aff__fail(err, AFF_E_INVALID, "draft block: the sequence is empty");
         if (d[i].id0 < 0 || d[i].id0 >= c->vocab)
             return aff__fail(err, AFF_E_INVALID, "draft block: id %d is outside the vocabulary 0..%d", (int)d[i].id0, c->vocab - 1);
@@ -79,21 +98,19 @@ aff_status aff__draft_many(aff_runner *r, const aff_draft_request *d, int count,
             r->first[r->n - 1] = i * c->draft_block;
         }
     if (!count) return AFF_OK;
-    B->embed(B, &n->embed, r->ids, r->n, c->hc, r->X);
+    AFF_TRY(aff__rows_ready(r, err));
+    B->embed(B, &n->embed, r->dids, r->n, c->hc, r->X);
     for (int s = 0; s < n->stages; s++) {
         aff__use_stage(r, s);
         AFF_TRY(aff__block(r, &n->stage[s], n->draft_experts, s, s, AFF_DRAFT, err));
     }
-    B->hc_head(B, &n->draft_hc_head, r->X, r->n, c->hidden, r->u);
+    B->hc_head(B, &n->draft_hc_head, r->X, r->n, c->hidden, n->draft_norm, c->rms_eps, r->u, r->x);
     aff__trace(r, "h", 0, r->u, r->n, c->hidden);
-    B->rmsnorm(B, r->u, n->draft_norm, c->rms_eps, r->n, c->hidden, r->x);
-    B->matmul(B, &n->head, r->x, r->n, r->logits);
+    aff__matmul(B, &n->head, r->x, r->n, r->logits);
     aff__trace(r, "base", 0, r->logits, r->n, c->vocab);
-    markov_chain(r, d, count);
-    const size_t row = (size_t)c->draft_block * (size_t)c->vocab;
-    for (int i = 0; i < count; i++)
-        if (d[i].logits) memcpy(d[i].logits, r->logits + (size_t)i * row, row * sizeof *r->logits);
-    return AFF_OK;
+    AFF_TRY(markov_chain(r, d, count, err));
+    AFF_TRY(read_drafts(r, d, count, err));
+    return aff__rows_done(r, err);
 }
 
 aff_status aff__draft_block(aff_runner *r, aff_seq *seq, int32_t id0, int32_t *ids, float *conf, float *logits, aff_trace_fn trace, void *trace_ctx,
@@ -127,18 +144,16 @@ aff_status aff__draft_mtp1(aff_runner *r, const int32_t *next, int n, int want_f
     r->streams = false; /* used up */
     /* x_n = e_proj RMS(embed; enorm) + h_proj RMS(X_n; hnorm) */
     B->rmsnorm(B, r->X, net->hnorm, c->rms_eps, n * N, H, r->x);
-    B->matmul(B, &net->h_proj, r->x, n * N, r->X);
-    B->embed(B, &net->embed, next, n, 1, r->u);
-    B->rmsnorm(B, r->u, net->enorm, c->rms_eps, n, H, r->u);
-    B->matmul(B, &net->e_proj, r->u, n, r->f);
-    B->hc_post(B, r->f, r->ones + (int64_t)AFF_MAX_CHUNK * N * N, r->ones, n, N, H, r->X);
+    aff__matmul(B, &net->h_proj, r->x, n * N, r->X);
     memcpy(r->ids, next, (size_t)n * sizeof *next);
+    AFF_TRY(aff__rows_ready(r, err));
+    B->embed(B, &net->embed, r->dids, n, 1, r->u);
+    B->rmsnorm(B, r->u, net->enorm, c->rms_eps, n, H, r->u);
+    aff__matmul(B, &net->e_proj, r->u, n, r->f);
+    B->hc_post(B, r->f, NULL, 0, r->ones + (int64_t)AFF_MAX_CHUNK * N * N, r->ones, n, N, H, r->X);
     aff__use_stage(r, 0);
     AFF_TRY(aff__block(r, &net->stage[0], net->draft_experts, 0, 0, AFF_CAUSAL, err));
     const int rows = n - want_from;
-    if (!rows) return AFF_OK;
-    B->hc_head(B, &net->draft_hc_head, r->X + (int64_t)want_from * N * H, rows, H, r->u);
-    B->rmsnorm(B, r->u, net->draft_norm, c->rms_eps, rows, H, r->x);
-    B->matmul(B, &net->head, r->x, rows, logits);
-    return AFF_OK;
+    if (rows) AFF_TRY(aff__logits(r, &net->draft_hc_head, net->draft_norm, r->X + (int64_t)want_from * N * H, rows, logits, err));
+    return aff__rows_done(r, err);
 }

@@ -7,69 +7,34 @@
 
 /* ---- 7: attention ---- */
 
-static aff_rowset rowset(const aff_runner *r) { return (aff_rowset){r->n, r->pos, r->first, r->state}; }
-
-/* 7.3: both series of projections, the rows of the groups they complete, history. */
-static void compress(aff_runner *r, const aff_weight *wkv, const aff_weight *wgate, const aff_compressor *c)
+static aff_rowset rowset(const aff_runner *r)
 {
-    const aff_rowset rs = rowset(r);
-    r->b->matmul(r->b, wkv, r->x, r->n, r->c);
-    r->b->matmul(r->b, wgate, r->x, r->n, r->z);
-    r->b->compress(r->b, c, &r->net->rope_compressed, &rs, r->c, r->z);
+    return (aff_rowset){.n = r->n, .pos = r->pos, .first = r->first, .state = r->state, .table = r->table, .layer = r->layer};
 }
 
-/* 7.4: which compressed rows each query of a ratio-4 layer sees. */
-static aff_status select_rows(aff_runner *r, const aff_block *b, int layer, aff_error *err)
+static void trace_selection(aff_runner *r, const aff_block *b, int layer)
 {
-    const aff_config *c = &r->net->cfg;
-    const aff_rowset rs = rowset(r);
-    r->b->matmul(r->b, &b->idx_wq_b, r->qa, r->n, r->iq);
-    r->b->index_query(r->b, r->iq, r->n, c->index_heads, c->index_dim, &r->net->rope_compressed, r->pos);
-    r->b->matmul(r->b, &b->idx_proj, r->x, r->n, r->iw);
-    AFF_TRY(r->b->index_select(r->b, &rs, r->iq, r->iw, c->index_heads, c->index_dim, b->ratio, c->index_topk, r->sel, err));
-    if (r->trace)
-        for (int t = 0; t < r->n; t++) { /* one call a row: rows differ in width */
-            const int64_t groups = (r->pos[t] + 1) / b->ratio;
-            r->trace(r->trace_ctx, "sel", layer, (int)r->pos[t], r->sel + (int64_t)t * c->index_topk, 1, groups < c->index_topk ? (int)groups : c->index_topk);
-        }
-    return AFF_OK;
-}
-
-/* 7.5: the key list of every row. */
-static void key_lists(aff_runner *r, const aff_block *b, aff_reach reach)
-{
-    const aff_config *c = &r->net->cfg;
-    const int64_t W = c->window;
-    for (int t = 0; t < r->n; t++) {
-        const aff_layer_state *s = r->state[t];
-        const int64_t end = reach == AFF_DRAFT ? r->pos[r->first[t]] : r->pos[t] + 1; /* one past the last ring row */
-        const int64_t lo = end > W ? end - W : 0;
-        aff_keyset *k = &r->keys[t];
-        *k = (aff_keyset){.row = s->row, .raw = s->raw, .raw_size = s->raw_size, .lo = lo, .n_raw = (int)(end - lo)};
-        if (reach == AFF_DRAFT) {
-            k->extra = r->kv + (int64_t)r->first[t] * c->head_dim;
-            k->n_extra = c->draft_block;
-        } else if (b->ratio) {
-            k->comp = s->comp;
-            k->n_comp = (int)((r->pos[t] + 1) / b->ratio);
-            if (b->ratio == 4 && k->n_comp > c->index_topk) {
-                k->n_comp = c->index_topk;
-                k->sel = r->sel + (int64_t)t * c->index_topk;
-            }
-        }
+    const int topk = r->net->cfg.index_topk;
+    const int *sel = aff__host_view(r, r->sel, (uint64_t)r->n * (uint64_t)topk * sizeof *sel);
+    for (int t = 0; sel && t < r->n; t++) { /* one call a row: rows differ in width */
+        const int64_t groups = (r->pos[t] + 1) / b->ratio;
+        r->trace(r->trace_ctx, "sel", layer, (int)r->pos[t], sel + (int64_t)t * topk, 1, groups < topk ? (int)groups : topk);
     }
 }
 
-/* Row g of stored rows, for the trace: r->c is free by then. */
+/* Row g of stored rows. */
 static void trace_row(aff_runner *r, const char *what, int layer, const aff_rowfmt *f, const void *rows, int64_t g)
 {
-    aff__row_decode(f, (const uint8_t *)rows + g * f->bytes, r->c);
-    r->trace(r->trace_ctx, what, layer, (int)g, r->c, 1, f->n);
+    float x[AFF__TRACED_ROW];
+    const uint8_t *row = aff__host_view(r, (const uint8_t *)rows + g * f->bytes, (uint64_t)f->bytes);
+    if (!row || f->n > AFF__TRACED_ROW) return;
+    aff__row_decode(f, row, x);
+    r->trace(r->trace_ctx, what, layer, (int)g, x, 1, f->n);
 }
 
 static void trace_compressed(aff_runner *r, const aff_block *b, int layer)
 {
-    for (int t = 0; r->trace && t < r->n; t++) {
+    for (int t = 0; t < r->n; t++) {
         const aff_layer_state *s = r->state[t];
         if ((r->pos[t] + 1) % b->ratio) continue;
         trace_row(r, "comp", layer, s->row, s->comp, r->pos[t] / b->ratio);
@@ -81,59 +46,77 @@ aff_status aff__attention(aff_runner *r, const aff_block *b, int layer, aff_reac
 {
     aff_backend *B = r->b;
     const aff_config *c = &r->net->cfg;
-    const int T = r->n, NH = c->heads, D = c->head_dim;
-    const aff_rope *rope = b->ratio ? &r->net->rope_compressed : &r->net->rope;
+    const int T = r->n, NH = c->heads, D = c->head_dim, IH = c->index_heads, ID = c->index_dim;
+    const bool compressed = b->ratio != 0, indexed = b->ratio == 4;
+    const aff_rope *rope = compressed ? &r->net->rope_compressed : &r->net->rope;
     const aff_rowset rs = rowset(r);
-    /* 7.2 queries and the raw KV row */
-    B->matmul(B, &b->wq_a, r->x, T, r->qa);
+    /* Everything that the layer's input is multiplied with: 7.2 queries, raw KV row; 7.3 both compressors; 7.4 weights of the indexer's heads. */
+    const aff_product of_x[] = {{&b->wq_a, r->x, r->qa},         {&b->wkv, r->x, r->kv},          {&b->comp_wkv, r->x, r->c}, {&b->comp_wgate, r->x, r->z},
+                                {&b->idx_comp_wkv, r->x, r->ic}, {&b->idx_comp_wgate, r->x, r->iz}, {&b->idx_proj, r->x, r->iw}};
+    B->products(B, of_x, indexed ? 7 : compressed ? 4 : 2, T);
     B->rmsnorm(B, r->qa, b->q_norm, c->rms_eps, T, c->q_rank, r->qa);
-    B->matmul(B, &b->wq_b, r->qa, T, r->q);
-    B->q_finish(B, r->q, T, NH, D, c->rms_eps, rope, r->pos);
-    B->matmul(B, &b->wkv, r->x, T, r->kv);
-    B->kv_finish(B, r->kv, T, D, b->kv_norm, c->rms_eps, rope, r->pos);
+    const aff_product of_q[] = {{&b->wq_b, r->qa, r->q}, {&b->idx_wq_b, r->qa, r->iq}};
+    B->products(B, of_q, indexed ? 2 : 1, T);
+    B->q_finish(B, &rs, r->q, NH, D, c->rms_eps, rope);
+    B->kv_finish(B, &rs, r->kv, D, b->kv_norm, c->rms_eps, rope, reach == AFF_CAUSAL);
     aff__trace(r, "kv", layer, r->kv, T, D);
-    if (reach == AFF_CAUSAL) B->raw_store(B, &rs, r->kv, D);
     /* 7.3, 7.4 compressed rows and their selection */
-    if (b->ratio) {
-        compress(r, &b->comp_wkv, &b->comp_wgate, &b->comp);
-        if (b->ratio == 4) {
-            compress(r, &b->idx_comp_wkv, &b->idx_comp_wgate, &b->idx_comp);
-            AFF_TRY(select_rows(r, b, layer, err));
-        }
-        trace_compressed(r, b, layer);
+    if (compressed) {
+        const aff_compression k[] = {{&b->comp, r->c, r->z}, {&b->idx_comp, r->ic, r->iz}};
+        B->compress(B, k, indexed ? 2 : 1, rope, &rs);
     }
+    if (indexed) {
+        B->index_query(B, &rs, r->iq, IH, ID, rope);
+        AFF_TRY(B->index_select(B, &rs, r->iq, r->iw, IH, ID, b->ratio, c->index_topk, r->sel, err));
+        if (r->trace) trace_selection(r, b, layer);
+    }
+    if (compressed && r->trace) trace_compressed(r, b, layer);
     /* 7.5 the core, 7.6 grouped output */
-    key_lists(r, b, reach);
-    AFF_TRY(B->attend(B, r->q, T, NH, D, r->keys, b->sink, rope, r->pos, r->o, err));
-    B->matmul_grouped(B, &b->wo_a, c->o_groups, r->o, T, r->low);
-    B->matmul(B, &b->wo_b, r->low, T, r->f);
+    aff_view view = {.window = c->window, .ratio = b->ratio, .topk = c->index_topk, .sel = r->sel};
+    if (reach == AFF_DRAFT) view = (aff_view){.window = c->window, .own = r->kv, .block = c->draft_block};
+    AFF_TRY(B->attend(B, &rs, &view, r->q, NH, D, b->sink, rope, r->o, err));
+    B->products(B, &(aff_product){&b->wo_a, r->o, r->low, c->o_groups}, 1, T);
+    aff__matmul(B, &b->wo_b, r->low, T, r->f);
     return AFF_OK;
 }
 
 /* ---- 8: mixture of experts ---- */
+
+/* y of every (row, expert): on the host's plan, or the backend's own. */
+static aff_status routed(aff_runner *r, aff_experts *experts, int store_layer, int layer, aff_error *err)
+{
+    aff_backend *B = r->b;
+    const int T = r->n, K = r->net->cfg.picks;
+    const aff_moe_plan *plan;
+    aff_expert_shape shape = aff__experts_shape(experts);
+    shape.swiglu_limit = r->net->cfg.swiglu_limit;
+    if (B->routed) {
+        const aff_expert_table *e = experts == r->net->experts ? &r->experts : &r->draft_experts;
+        if (r->shape_table) shape.table = r->shape_table;
+        B->routed(B, &shape, e, store_layer, r->picks, r->weights, r->x, T, K, r->y);
+        return AFF_OK;
+    }
+    AFF_TRY(aff__plan_build(r->plan, experts, store_layer, r->picks, r->weights, T, K, &plan, err));
+    aff_moe_plan work = *plan;
+    work.h = r->h;
+    AFF_TRY(B->experts(B, &shape, &work, r->x, T, K, r->y, err));
+    if (r->watch) r->watch(r->watch_ctx, layer, &work, r->x);
+    return AFF_OK;
+}
 
 aff_status aff__moe(aff_runner *r, const aff_block *b, aff_experts *experts, int store_layer, int layer, aff_error *err)
 {
     aff_backend *B = r->b;
     const aff_config *c = &r->net->cfg;
     const int T = r->n, K = c->picks;
-    const aff_moe_plan *plan;
-    aff_expert_shape shape = aff__experts_shape(experts);
-    shape.swiglu_limit = c->swiglu_limit;
-    B->matmul(B, &b->gate, r->x, T, r->route);
-    B->route(B, &b->router, r->route, r->ids, T, r->picks, r->weights);
+    const aff_product of_x[] = {{&b->gate, r->x, r->route}, {&b->sh_gate, r->x, r->sa}, {&b->sh_up, r->x, r->sb}};
+    B->products(B, of_x, 3, T);
+    B->route(B, &b->router, r->route, r->dids, T, r->picks, r->weights);
     aff__trace(r, "router_ids", layer, r->picks, T, K);
     aff__trace(r, "router_weights", layer, r->weights, T, K);
-    AFF_TRY(aff__plan_build(r->plan, experts, store_layer, r->picks, r->weights, T, K, &plan, err));
-    aff_moe_plan work = *plan;
-    work.h = r->h;
-    AFF_TRY(B->experts(B, &shape, &work, r->x, T, K, r->y, err));
-    if (r->watch) r->watch(r->watch_ctx, layer, &work, r->x);
-    B->matmul(B, &b->sh_gate, r->x, T, r->sa);
-    B->matmul(B, &b->sh_up, r->x, T, r->sb);
-    B->swiglu(B, r->sa, r->sb, c->swiglu_limit, (int64_t)T * c->inter);
-    B->matmul(B, &b->sh_down, r->sa, T, r->f);
-    B->sum_experts(B, r->y, T, K, c->hidden, r->f);
+    AFF_TRY(routed(r, experts, store_layer, layer, err));
+    B->swiglu(B, r->sa, r->sb, c->swiglu_limit, T, c->inter);
+    aff__matmul(B, &b->sh_down, r->sa, T, r->f);
     return AFF_OK;
 }
 
@@ -144,19 +127,20 @@ aff_status aff__block(aff_runner *r, const aff_block *b, aff_experts *experts, i
     aff_backend *B = r->b;
     const aff_config *c = &r->net->cfg;
     const int T = r->n, H = c->hidden, N = c->hc;
-    B->hc_pre(B, &b->hc_attn, r->X, T, H, r->u, r->post, r->comb);
-    B->rmsnorm(B, r->u, b->attn_norm, c->rms_eps, T, H, r->x);
+    B->hc_pre(B, &b->hc_attn, r->X, T, H, b->attn_norm, c->rms_eps, r->u, r->x, r->post, r->comb);
     aff__trace(r, "attn_in", layer, r->x, T, H);
     AFF_TRY(aff__attention(r, b, layer, reach, err));
     aff__trace(r, "attn_out", layer, r->f, T, H);
-    B->hc_post(B, r->f, r->post, r->comb, T, N, H, r->X);
+    B->hc_post(B, r->f, NULL, 0, r->post, r->comb, T, N, H, r->X);
 
-    B->hc_pre(B, &b->hc_ffn, r->X, T, H, r->u, r->post, r->comb);
-    B->rmsnorm(B, r->u, b->ffn_norm, c->rms_eps, T, H, r->x);
+    B->hc_pre(B, &b->hc_ffn, r->X, T, H, b->ffn_norm, c->rms_eps, r->u, r->x, r->post, r->comb);
     aff__trace(r, "ffn_in", layer, r->x, T, H);
     AFF_TRY(aff__moe(r, b, experts, store_layer, layer, err));
-    aff__trace(r, "ffn_out", layer, r->f, T, H);
-    B->hc_post(B, r->f, r->post, r->comb, T, N, H, r->X);
+    if (r->trace) { /* the sum by itself: the same bits */
+        B->sum_experts(B, r->y, T, c->picks, H, r->f);
+        aff__trace(r, "ffn_out", layer, r->f, T, H);
+    }
+    B->hc_post(B, r->f, r->trace ? NULL : r->y, c->picks, r->post, r->comb, T, N, H, r->X);
     aff__trace(r, "x", layer, r->X, T, N * H);
     return AFF_OK;
 }
@@ -167,7 +151,7 @@ static aff_status trunk(aff_runner *r, aff_error *err)
     const aff_net *n = r->net;
     const aff_config *c = &n->cfg;
     const int H = c->hidden;
-    r->b->embed(r->b, &n->embed, r->ids, r->n, c->hc, r->X);
+    r->b->embed(r->b, &n->embed, r->dids, r->n, c->hc, r->X);
     for (int l = 0, tap = 0; l < n->layers; l++) {
         aff__use_layer(r, l);
         AFF_TRY(aff__block(r, &n->layer[l], n->experts, l, l, AFF_CAUSAL, err));
@@ -177,15 +161,28 @@ static aff_status trunk(aff_runner *r, aff_error *err)
     return AFF_OK;
 }
 
-/* 9: logits of n rows from row `from`. */
-void aff__head(aff_runner *r, int from, int n, float *logits)
+/* Logits of a device go through a plane of its memory, some rows at a time. */
+aff_status aff__logits(aff_runner *r, const aff_hc *h, const float *norm, const float *X, int n, float *logits, aff_error *err)
 {
     aff_backend *B = r->b;
     const aff_net *net = r->net;
-    const int H = net->cfg.hidden;
-    B->hc_head(B, &net->hc_head, r->X + (int64_t)from * net->cfg.hc * H, n, H, r->u);
-    B->rmsnorm(B, r->u, net->norm, net->cfg.rms_eps, n, H, r->x);
-    B->matmul(B, &net->head, r->x, n, logits);
+    const aff_config *c = &net->cfg;
+    const int some = B->mem->host ? n : AFF_LOGIT_ROWS;
+    for (int at = 0; at < n; at += some) {
+        const int m = n - at < some ? n - at : some;
+        float *to = logits + (int64_t)at * c->vocab, *here = B->mem->host ? to : r->logits;
+        B->hc_head(B, h, X + (int64_t)at * c->hc * c->hidden, m, c->hidden, norm, c->rms_eps, r->u, r->x);
+        aff__matmul(B, &net->head, r->x, m, here);
+        if (here != to) AFF_TRY(B->mem->read(B->mem, to, here, (uint64_t)m * (uint64_t)c->vocab * sizeof *to, err));
+    }
+    return AFF_OK;
+}
+
+/* 9: logits of n rows from row `from`. */
+aff_status aff__head(aff_runner *r, int from, int n, float *logits, aff_error *err)
+{
+    const aff_net *net = r->net;
+    return aff__logits(r, &net->hc_head, net->norm, r->X + (int64_t)from * net->cfg.hc * net->cfg.hidden, n, logits, err);
 }
 
 static aff_status check(const aff_runner *r, const aff_batch *b, aff_error *err)
@@ -193,7 +190,8 @@ static aff_status check(const aff_runner *r, const aff_batch *b, aff_error *err)
     const int64_t pos = b->seq->pos;
     if (b->n < 1 || b->want_from < 0 || b->want_from > b->n || (!b->logits && b->want_from < b->n))
         return aff__fail(err, AFF_E_INVALID, "forward pass: %d rows, logits from row %lld", b->n, (long long)b->want_from);
-    if (b->seq->net != r->net) return aff__fail(err, AFF_E_INVALID, "forward pass: the sequence belongs to another network");
+    if (b->seq->net != r->source) return aff__fail(err, AFF_E_INVALID, "forward pass: the sequence belongs to another network");
+    if (b->seq->mem != r->b->mem) return aff__fail(err, AFF_E_INVALID, "forward pass: the sequence's memory is not the runner's");
     if (b->n > b->seq->capacity - pos)
         return aff__fail(err, AFF_E_LIMIT, "context full: %d tokens after position %lld, room for %lld", b->n, (long long)pos, (long long)b->seq->capacity);
     for (int i = 0; i < b->n; i++)
@@ -211,10 +209,11 @@ static aff_status pass(aff_runner *r, const aff_batch *b, int count, int at, aff
         const int left = b[i].n - at;
         aff__rows_add(r, b[i].seq, b[i].id + at, left < AFF_MAX_CHUNK ? left : AFF_MAX_CHUNK, b[i].seq->pos);
     }
+    AFF_TRY(aff__rows_ready(r, err));
     AFF_TRY(trunk(r, err));
     for (int i = 0, row = 0; i < count; i++) {
         const int n = count > 1 ? b[i].n : r->n, from = b[i].want_from > at ? (int)b[i].want_from - at : 0;
-        if (from < n) aff__head(r, row + from, n - from, b[i].logits + (at + from - b[i].want_from) * vocab);
+        if (from < n) AFF_TRY(aff__head(r, row + from, n - from, b[i].logits + (at + from - b[i].want_from) * vocab, err));
         row += n;
     }
     /* The draft looks back one window from where it stands, and a rollback may move it back a little. */
@@ -222,6 +221,7 @@ static aff_status pass(aff_runner *r, const aff_batch *b, int count, int at, aff
         const int skip = count > 1 ? 0 : b->n - at - r->net->cfg.window - AFF_MAX_ROLLBACK;
         if (skip < r->n) aff__draft_seed(r, skip > 0 ? skip : 0);
     }
+    AFF_TRY(aff__rows_done(r, err));
     for (int t = 0; t < r->n; t++) r->seq[t]->pos++;
     return AFF_OK;
 }
@@ -231,7 +231,7 @@ static aff_status forward(aff_runner *r, const aff_batch *b, int count, aff_erro
     aff_status s = AFF_OK;
     r->streams = false;
     for (int i = 0; i < count; i++) AFF_TRY(aff__seq_grow(b[i].seq, b[i].seq->pos + b[i].n, err));
-    for (int i = 0; i < count; i++) aff__seq_begin(b[i].seq, b[i].n);
+    for (int i = 0; i < count; i++) AFF_TRY(aff__seq_begin(b[i].seq, b[i].n, err));
     for (int at = 0; s == AFF_OK && at < b->n; at += AFF_MAX_CHUNK) s = pass(r, b, count, at, err);
     for (int i = 0; s != AFF_OK && i < count; i++) aff__seq_undo(b[i].seq);
     r->streams = s == AFF_OK;
@@ -274,22 +274,50 @@ void aff__rows_add(aff_runner *r, aff_seq *seq, const int32_t *ids, int n, int64
         r->pos[r->n] = pos0 + i;
         r->first[r->n] = first;
         r->seq[r->n] = seq;
+        r->table[r->n] = seq->table;
     }
+}
+
+aff_status aff__rows_ready(aff_runner *r, aff_error *err)
+{
+    const aff_rowset rs = rowset(r);
+    AFF_TRY(r->b->mem->write(r->b->mem, r->dids, r->ids, (uint64_t)r->n * sizeof *r->ids, err));
+    return r->b->begin ? r->b->begin(r->b, &rs, err) : AFF_OK;
+}
+
+aff_status aff__rows_done(aff_runner *r, aff_error *err)
+{
+    return r->b->finish ? r->b->finish(r->b, err) : AFF_OK;
 }
 
 void aff__use_layer(aff_runner *r, int l)
 {
+    r->layer = l;
     for (int t = 0; t < r->n; t++) r->state[t] = &r->seq[t]->layer[l];
 }
 
 void aff__use_stage(aff_runner *r, int l)
 {
+    r->layer = r->net->layers + l;
     for (int t = 0; t < r->n; t++) r->state[t] = &r->seq[t]->stage[l];
 }
 
 void aff__trace(aff_runner *r, const char *what, int layer, const void *data, int rows, int width)
 {
-    if (r->trace) r->trace(r->trace_ctx, what, layer, (int)r->trace_pos, data, rows, width);
+    if (!r->trace) return;
+    data = aff__host_view(r, data, (uint64_t)rows * (uint64_t)width * 4);
+    if (data) r->trace(r->trace_ctx, what, layer, (int)r->trace_pos, data, rows, width);
+}
+
+const void *aff__host_view(aff_runner *r, const void *data, uint64_t bytes)
+{
+    const aff_memory *m = r->b->mem;
+    if (m->host) return data;
+    if (bytes > r->bounce_bytes) {
+        if (aff__realloc(&r->bounce, bytes, 1, "trace", NULL) != AFF_OK) return NULL;
+        r->bounce_bytes = bytes;
+    }
+    return m->read(m, r->bounce, data, bytes, NULL) == AFF_OK ? r->bounce : NULL;
 }
 
 /* Adds up sizes when base is NULL, hands out pointers otherwise. */
@@ -299,6 +327,7 @@ static uint64_t carve(aff_runner *r, char *base)
     const uint64_t Q = AFF_MAX_CHUNK, H = (uint64_t)c->hidden, N = (uint64_t)c->hc, D = (uint64_t)c->head_dim, NHD = (uint64_t)c->heads * D;
     const uint64_t ID = (uint64_t)c->index_dim, IH = (uint64_t)c->index_heads, K = (uint64_t)c->picks, I = (uint64_t)c->inter, V = (uint64_t)c->vocab;
     const uint64_t width = 2 * (D > ID ? D : ID), B = (uint64_t)c->draft_block, MR = (uint64_t)c->draft_rank, S = AFF_MAX_DRAFTS;
+    const uint64_t rows = S * B < AFF_LOGIT_ROWS && !r->b->mem->host ? AFF_LOGIT_ROWS : S * B; /* of logits */
     uint64_t used = 0;
 #define PLANE(field, count) (r->field = base ? (void *)(base + used) : NULL, used += aff__align_up((uint64_t)(count) * sizeof *r->field, 64))
     PLANE(X, Q * N * H);
@@ -314,10 +343,12 @@ static uint64_t carve(aff_runner *r, char *base)
     PLANE(low, Q * (uint64_t)c->o_groups * (uint64_t)c->o_rank);
     PLANE(c, Q * width);
     PLANE(z, Q * width);
+    PLANE(ic, Q * 2 * ID);
+    PLANE(iz, Q * 2 * ID);
     PLANE(iq, Q * IH * ID);
     PLANE(iw, Q * IH);
     PLANE(sel, Q * (uint64_t)c->index_topk);
-    PLANE(keys, Q);
+    PLANE(dids, Q);
     PLANE(route, Q * (uint64_t)c->experts);
     PLANE(weights, Q * K);
     PLANE(y, Q * K * H);
@@ -325,41 +356,78 @@ static uint64_t carve(aff_runner *r, char *base)
     PLANE(sa, Q * I);
     PLANE(sb, Q * I);
     PLANE(tap, Q * (uint64_t)c->n_taps * H);
-    PLANE(logits, S * B * V);
+    PLANE(logits, rows * V);
+    PLANE(drafts, (B + 1) * S);
+    PLANE(conf, S * B);
     PLANE(markov, S * MR + S * B * (H + MR) + S * V);
     PLANE(ones, Q * N * N + Q * N);
 #undef PLANE
     return used;
 }
 
-aff_status aff__runner_create(aff_runner **out, const aff_net *net, int threads, aff_error *err)
+/* hc_post as a plain sum: identity matrices and ones. */
+static aff_status fill_ones(aff_runner *r, aff_error *err)
+{
+    const int N = r->net->cfg.hc;
+    const uint64_t n = (uint64_t)AFF_MAX_CHUNK * (uint64_t)N * (uint64_t)(N + 1);
+    float *ones;
+    AFF_TRY(aff__calloc(&ones, n, sizeof *ones, "pass buffers", err));
+    float *one = ones + (int64_t)AFF_MAX_CHUNK * N * N;
+    for (int i = 0; i < AFF_MAX_CHUNK * N; i++) {
+        ones[(int64_t)i * N + i % N] = 1;
+        one[i] = 1;
+    }
+    const aff_status s = r->b->mem->write(r->b->mem, r->ones, ones, n * sizeof *ones, err);
+    free(ones);
+    return s;
+}
+
+static aff_status make_planes(aff_runner *r, aff_error *err)
+{
+    const aff_config *c = &r->net->cfg;
+    if (r->b->place) AFF_TRY(aff__place(r, err));
+    AFF_TRY(aff__plan_create(&r->plan, AFF_MAX_CHUNK, c->picks, c->experts, err));
+    AFF_TRY(r->b->mem->alloc(r->b->mem, &r->memory, carve(r, NULL), "pass buffers", err));
+    carve(r, r->memory);
+    return fill_ones(r, err);
+}
+
+aff_status aff__runner_open(aff_runner **out, const aff_net *net, aff_backend *b, aff_error *err)
 {
     aff_runner *r;
-    const aff_config *c = &net->cfg;
-    AFF_TRY(aff__calloc(&r, 1, sizeof *r, "runner", err));
-    r->net = net;
-    aff_status s = aff__cpu_backend(&r->b, net->numerics, threads, err);
-    if (s == AFF_OK) s = aff__plan_create(&r->plan, AFF_MAX_CHUNK, c->picks, c->experts, err);
-    if (s == AFF_OK) s = aff__calloc(&r->memory, carve(r, NULL), 1, "pass buffers", err);
+    *out = NULL;
+    aff_status s = aff__calloc(&r, 1, sizeof *r, "runner", err);
+    if (s != AFF_OK) {
+        b->free(b);
+        return s;
+    }
+    r->source = r->net = net;
+    r->b = b;
+    s = make_planes(r, err);
     if (s != AFF_OK) {
         aff__runner_free(r);
         return s;
-    }
-    carve(r, r->memory);
-    float *one = r->ones + (int64_t)AFF_MAX_CHUNK * c->hc * c->hc;
-    for (int i = 0; i < AFF_MAX_CHUNK * c->hc; i++) {
-        r->ones[(int64_t)i * c->hc + i % c->hc] = 1;
-        one[i] = 1;
     }
     *out = r;
     return AFF_OK;
 }
 
+aff_status aff__runner_create(aff_runner **out, const aff_net *net, int threads, aff_error *err)
+{
+    aff_backend *b;
+    AFF_TRY(aff__cpu_backend(&b, net->numerics, threads, err));
+    return aff__runner_open(out, net, b, err);
+}
+
+const aff_memory *aff__runner_memory(const aff_runner *r) { return r->b->mem; }
+
 void aff__runner_free(aff_runner *r)
 {
     if (!r) return;
-    if (r->b) r->b->free(r->b);
     aff__plan_free(r->plan);
-    free(r->memory);
+    if (r->memory) r->b->mem->free(r->b->mem, r->memory);
+    r->b->free(r->b);
+    free(r->placed);
+    free(r->bounce);
     free(r);
 }

@@ -6,7 +6,11 @@
 
 /* Working memory of passes over one network: scratch planes and the thread pool. One thread at a time. */
 typedef struct aff_runner aff_runner;
-aff_status aff__runner_create(aff_runner **out, const aff_net *net, int threads, aff_error *err); /* threads <= 0: one per CPU */
+typedef struct aff_backend aff_backend;
+aff_status aff__runner_create(aff_runner **out, const aff_net *net, int threads, aff_error *err); /* on the CPU; threads <= 0: one per CPU */
+/* On any backend, which it takes over (also when it fails). Weights and experts are put into a device's memory. */
+aff_status aff__runner_open(aff_runner **out, const aff_net *net, aff_backend *b, aff_error *err);
+const aff_memory *aff__runner_memory(const aff_runner *r); /* where its sequences must lie */
 void aff__runner_free(aff_runner *r);
 
 /* Watches intermediate tensors (tests): called once per named tensor with rows x width float32 (or int32 for ids). */

@@ -9,22 +9,28 @@
 
 /* Planes for Q = AFF_MAX_CHUNK rows. */
 struct aff_runner {
-    const aff_net *net;
+    const aff_net *source; /* the network as opened: what sequences refer to */
+    const aff_net *net;    /* the same, or `placed` */
+    aff_net *placed;       /* with weights where the backend reads them */
+    aff_expert_table experts, draft_experts; /* placed only */
+    const int16_t (*shape_table)[1024][4];
     aff_backend *b;
     aff_plan *plan;
     float *X;                         /* [Q][N][H] streams */
     float *u, *x, *f;                 /* [Q][H] collapsed, normalised, sublayer output */
     float *post, *comb;               /* [Q][N] [Q][N][N] */
     float *qa, *q, *kv, *o, *low;     /* [Q][QR] [Q][NH*D] [Q][D] [Q][NH*D] [Q][G*OR] */
-    float *c, *z;                     /* [Q][2*D] compressor projections, the indexer's after the layer's own */
+    float *c, *z, *ic, *iz;           /* [Q][2*D] compressor projections; [Q][2*ID] the indexer's */
     float *iq, *iw;                   /* [Q][IH*ID] [Q][IH] */
     int *sel;                         /* [Q][topk] */
-    aff_keyset *keys;                 /* [Q] */
+    int32_t *dids;                    /* [Q] ids of the pass */
     float *route, *weights, *y;       /* [Q][E] [Q][K] [Q][K][H] */
     int32_t *picks;                   /* [Q][K] */
     float *sa, *sb;                   /* [Q][I] shared expert */
     float *tap;                       /* [Q][taps*H] */
-    float *logits;                    /* [S*B][V] draft, S = AFF_MAX_DRAFTS */
+    float *logits;                    /* [S*B][V] draft, S = AFF_MAX_DRAFTS; on a device at least [AFF_LOGIT_ROWS][V] */
+    int32_t *drafts;                  /* [1+B][S] draft: ids before each place of the blocks, and the last ones */
+    float *conf;                      /* [S*B] */
     float *markov;                    /* [S][MR], [S*B][H+MR], [S][V] */
     float *ones;                      /* [Q][N*N] identity matrices, then [Q][N] ones: hc_post as a plain sum */
     void *memory;                     /* all of the above */
@@ -35,6 +41,10 @@ struct aff_runner {
     int first[AFF_MAX_CHUNK]; /* first row of the same sequence */
     aff_seq *seq[AFF_MAX_CHUNK];
     aff_layer_state *state[AFF_MAX_CHUNK]; /* the sequence's state of the layer at work */
+    const aff_layer_state *table[AFF_MAX_CHUNK]; /* and of all layers, in device memory */
+    int layer;
+    void *bounce; /* host copy of what is traced */
+    uint64_t bounce_bytes;
     aff_trace_fn trace;
     void *trace_ctx;
     int64_t trace_pos; /* position of row 0 */
@@ -50,21 +60,31 @@ typedef enum aff_reach {
     AFF_DRAFT   /* the last W committed rows and all rows of the block (spec 13.2); nothing is stored */
 } aff_reach;
 
+enum { AFF_LOGIT_ROWS = 16, AFF__TRACED_ROW = 1024 };
+/* The bytes of an array of the backend's memory in the host's, valid until the next call; NULL if they cannot be had. */
+const void *aff__host_view(aff_runner *r, const void *data, uint64_t bytes);
+/* place.c: r->placed and the expert tables. */
+aff_status aff__place(aff_runner *r, aff_error *err);
 void aff__trace(aff_runner *r, const char *what, int layer, const void *data, int rows, int width);
 /* r->x -> r->f: attention of one block for the rows of the pass (spec 7). */
 aff_status aff__attention(aff_runner *r, const aff_block *b, int layer, aff_reach reach, aff_error *err);
-/* r->x -> r->f: experts (spec 8). */
+/* r->x -> r->y: routed experts, unsummed; r->f: the shared one (spec 8). */
 aff_status aff__moe(aff_runner *r, const aff_block *b, aff_experts *experts, int store_layer, int layer, aff_error *err);
 /* Both sublayers with their hyper-connections: r->X in place (spec 5). */
 aff_status aff__block(aff_runner *r, const aff_block *b, aff_experts *experts, int store_layer, int layer, aff_reach reach, aff_error *err);
 /* Empties the pass; then adds n rows of a sequence at positions pos0... */
 void aff__rows_begin(aff_runner *r, aff_trace_fn trace, void *trace_ctx);
 void aff__rows_add(aff_runner *r, aff_seq *seq, const int32_t *ids, int n, int64_t pos0);
+/* After the last row was added, and before anybody relies on results. */
+aff_status aff__rows_ready(aff_runner *r, aff_error *err);
+aff_status aff__rows_done(aff_runner *r, aff_error *err);
 /* r->state of every row: its sequence's layer l, or draft stage l. */
 void aff__use_layer(aff_runner *r, int l);
 void aff__use_stage(aff_runner *r, int l);
-/* Logits [n][V] of rows from..from+n-1 of r->X (spec 9). */
-void aff__head(aff_runner *r, int from, int n, float *logits);
+/* Logits [n][V] of rows from..from+n-1 of r->X (spec 9), in the host's memory. */
+aff_status aff__head(aff_runner *r, int from, int n, float *logits, aff_error *err);
+/* The same of streams X[n][N][H] by any head. */
+aff_status aff__logits(aff_runner *r, const aff_hc *h, const float *norm, const float *X, int n, float *logits, aff_error *err);
 /* Seeds the draft with r->tap rows from..n-1 (spec 13.2). */
 void aff__draft_seed(aff_runner *r, int from);
 #endif

@@ -79,9 +79,11 @@ static aff_status layer_of_sequence(aff_sweep *s, int layer, const int32_t *ids,
         aff__rows_begin(r, NULL, NULL);
         aff__rows_add(r, s->seq, ids + at, rows, at);
         if (layer < 0) {
-            r->b->embed(r->b, &net->embed, r->ids, rows, net->cfg.hc, r->X);
+            AFF_TRY(aff__rows_ready(r, err));
+            r->b->embed(r->b, &net->embed, r->dids, rows, net->cfg.hc, r->X);
         } else {
             memcpy(r->X, x, bytes);
+            AFF_TRY(aff__rows_ready(r, err));
             aff__use_layer(r, layer);
             AFF_TRY(aff__block(r, &net->layer[layer], net->experts, layer, layer, AFF_CAUSAL, err));
         }
@@ -123,7 +125,7 @@ aff_status aff__sweep_logits(aff_sweep *s, int64_t from, int64_t count, float *l
     for (int64_t at = 0; at < count; at += AFF_MAX_CHUNK) {
         const int n = count - at < AFF_MAX_CHUNK ? (int)(count - at) : AFF_MAX_CHUNK;
         memcpy(r->X, s->X + (uint64_t)(from + at) * width, (size_t)((uint64_t)n * width * sizeof(float)));
-        aff__head(r, 0, n, logits + at * s->net->cfg.vocab);
+        AFF_TRY(aff__head(r, 0, n, logits + at * s->net->cfg.vocab, err));
     }
     return AFF_OK;
 }

@@ -759,15 +759,19 @@ static bool enqueue(aff_prefix *p, const aff_pfx_entry *x, uint8_t *buf, entry *
     return true;
 }
 
-/* An entry's file in memory, made outside the lock; NULL without memory. */
+/* An entry's file in memory, made outside the lock; NULL without memory, or when a device does not give the state. */
 static uint8_t *compose(aff_pfx_entry *x, const aff_seq *s, const int32_t *id)
 {
     const int64_t from = x->pos - x->n;
     uint8_t *buf = aligned_alloc(AFF_PFX_PAGE, (size_t)aff__pfx_size(x)),
             *payload = buf ? buf + aff__pfx_payload_at(x->n) : NULL;
     if (!buf) return NULL;
-    aff__seq_rows_save(s, from, x->pos, payload);
-    if (x->kind == AFF_PFX_CHECKPOINT) aff__seq_tail_save(s, payload + aff__seq_rows_bytes(s, from, x->pos));
+    aff_status st = aff__seq_rows_save(s, from, x->pos, payload, NULL);
+    if (st == AFF_OK && x->kind == AFF_PFX_CHECKPOINT) st = aff__seq_tail_save(s, payload + aff__seq_rows_bytes(s, from, x->pos), NULL);
+    if (st != AFF_OK) {
+        free(buf);
+        return NULL;
+    }
     aff__pfx_seal(x, id + from, buf);
     return buf;
 }

@@ -1,22 +1,13 @@
-/* A sequence's arrays lie one after another in a single reserved range of address space. Rings are backed at once; the
- * arrays that grow with the context are backed page by page from their front, ahead of the position, by lifting the
- * protection of the reserved pages and populating them, so that what the plan says is resident and a refusal comes
- * here, as an error, and not later as a signal. Reset only moves the position back (and gives grown memory away): no
- * row is read before it has been written in the new sequence (rings are read at positions >= 0 only, groups only when
- * complete). */
-#define _GNU_SOURCE
+/* A sequence's arrays lie one after another in a single reserved range of address space, of the host or of a device
+ * (backend/memory.h). Rings are backed at once; the arrays that grow with the context are backed page by page from
+ * their front, ahead of the position. Reset only moves the position back (and gives grown memory away): no row is read
+ * before it has been written in the new sequence (rings are read at positions >= 0 only, groups only when complete). */
 #include "state/seq_internal.h"
 #include "base/mem.h"
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
-
-enum { PAGE = 4096 };
+enum { ALIGN = 4096 }; /* of arrays that do not grow */
 
 static int pow2_at_least(int n)
 {
@@ -29,6 +20,7 @@ static int pow2_at_least(int n)
 typedef struct {
     char *base;
     uint64_t used;
+    uint64_t align; /* room of an array is a multiple */
     bool overflow;
 } carve;
 
@@ -36,7 +28,7 @@ static void *take(carve *c, int64_t rows, uint64_t row_bytes)
 {
     uint64_t bytes, end;
     if (!aff__mul_ok((uint64_t)rows, row_bytes, &bytes) || bytes > UINT64_MAX / 4 ||
-        !aff__add_ok(c->used, aff__align_up(bytes, PAGE), &end)) {
+        !aff__add_ok(c->used, aff__align_up(bytes, c->align), &end)) {
         c->overflow = true;
         return NULL;
     }
@@ -77,6 +69,7 @@ static void *carve_span(carve *c, aff_seq *s, int ratio, const aff_rowfmt *f, bo
 static void carve_all(carve *c, aff_seq *s, const aff_config *cf, aff_seq_plan *plan)
 {
     aff_seq_plan p = {0};
+    c->align = ALIGN;
     for (int l = 0; l < s->n_layers; l++) carve_raw(c, s, &s->layer[l], cf);
     p.raw = c->used;
     for (int l = 0; l < s->n_layers; l++) carve_history(c, &s->layer[l], cf, cf->ratio[l]);
@@ -85,6 +78,9 @@ static void carve_all(carve *c, aff_seq *s, const aff_config *cf, aff_seq_plan *
     p.draft = c->used - p.raw - p.history;
     p.copy = s->rings_size = c->used;
     s->saved = take(c, 1, s->rings_size);
+    s->table = s->mem->host ? NULL : take(c, s->n_layers + s->n_stages, sizeof(aff_layer_state));
+    c->used = aff__align_up(c->used, s->mem->page);
+    c->align = s->mem->page;
     s->fixed_size = c->used;
     s->n_spans = 0;
     for (int l = 0; l < s->n_layers; l++) {
@@ -95,19 +91,20 @@ static void carve_all(carve *c, aff_seq *s, const aff_config *cf, aff_seq_plan *
     if (plan) *plan = p;
 }
 
-static uint64_t span_bytes(const aff_span *sp, int64_t positions)
+static uint64_t span_bytes(const aff_seq *s, const aff_span *sp, int64_t positions)
 {
-    return aff__align_up((uint64_t)(positions / sp->ratio) * sp->row_bytes, PAGE);
+    return aff__align_up((uint64_t)(positions / sp->ratio) * sp->row_bytes, s->mem->page);
 }
 
 /* Everything but memory. */
-static aff_status describe(aff_seq *s, const aff_net *net, int64_t positions, aff_error *err)
+static aff_status describe(aff_seq *s, const aff_net *net, const aff_memory *mem, int64_t positions, aff_error *err)
 {
     const aff_config *cf = aff__net_config(net);
     if (positions < 1 || positions > cf->max_positions)
         return aff__fail(err, AFF_E_LIMIT, "context of %lld positions: expected 1 to max_position_embeddings %lld",
                          (long long)positions, (long long)cf->max_positions);
     s->net = net;
+    s->mem = mem ? mem : &aff__host_memory;
     s->capacity = positions;
     s->n_layers = aff__net_layers(net);
     s->n_stages = aff__net_stages(net);
@@ -121,7 +118,7 @@ aff_status aff__seq_plan(aff_seq_plan *out, const aff_net *net, int64_t position
     aff_seq *s;
     *out = (aff_seq_plan){0};
     AFF_TRY(aff__calloc(&s, 1, sizeof *s, "sequence", err));
-    aff_status st = describe(s, net, positions ? positions : 1, err);
+    aff_status st = describe(s, net, NULL, positions ? positions : 1, err);
     if (st == AFF_OK) {
         carve c = {0};
         carve_all(&c, s, aff__net_config(net), out);
@@ -129,7 +126,7 @@ aff_status aff__seq_plan(aff_seq_plan *out, const aff_net *net, int64_t position
         out->row_bytes = (uint64_t)s->row.bytes;
         out->key_bytes = (uint64_t)s->key.bytes;
         for (int i = 0; i < s->n_spans; i++) {
-            *(s->span[i].key ? &out->keys : &out->rows) += span_bytes(&s->span[i], positions);
+            *(s->span[i].key ? &out->keys : &out->rows) += span_bytes(s, &s->span[i], positions);
             out->per_position += (double)s->span[i].row_bytes / s->span[i].ratio;
         }
         out->total = s->fixed_size + out->rows + out->keys;
@@ -140,45 +137,37 @@ aff_status aff__seq_plan(aff_seq_plan *out, const aff_net *net, int64_t position
 
 /* ---- memory ---- */
 
-static bool populate(char *p, uint64_t bytes)
+/* A range that may be empty. */
+static bool back(const aff_seq *s, void *p, uint64_t bytes, aff_error *err)
 {
-    if (!bytes || madvise(p, (size_t)bytes, MADV_POPULATE_WRITE) == 0) return true;
-    if (errno != EINVAL) return false; /* EINVAL: a kernel before 5.14 */
-    for (uint64_t i = 0; i < bytes; i += PAGE) ((volatile char *)p)[i] = 0;
-    return true;
+    return !bytes || s->mem->commit(s->mem, p, bytes, "context", err) == AFF_OK;
 }
 
-static bool back(char *p, uint64_t bytes)
+static void unback(const aff_seq *s, void *p, uint64_t bytes)
 {
-    return !bytes || (mprotect(p, (size_t)bytes, PROT_READ | PROT_WRITE) == 0 && populate(p, bytes));
-}
-
-/* Mapping anew gives the pages back and drops their charge. */
-static void unback(char *p, uint64_t bytes)
-{
-    if (bytes) mmap(p, (size_t)bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    if (bytes) s->mem->decommit(s->mem, p, bytes);
 }
 
 /* From the backed positions to `positions`, more or fewer. On failure nothing has changed. */
-static bool set_backed(aff_seq *s, int64_t positions)
+static bool set_backed(aff_seq *s, int64_t positions, aff_error *err)
 {
     bool ok = true;
     int i = 0;
     for (; ok && i < s->n_spans; i++) {
-        const uint64_t have = span_bytes(&s->span[i], s->backed), want = span_bytes(&s->span[i], positions);
+        const uint64_t have = span_bytes(s, &s->span[i], s->backed), want = span_bytes(s, &s->span[i], positions);
         char *p = (char *)s->region + s->span[i].off;
         if (want > have)
-            ok = back(p + have, want - have);
+            ok = back(s, p + have, want - have, err);
         else
-            unback(p + want, have - want);
+            unback(s, p + want, have - want);
     }
     if (ok) {
         s->backed = positions;
         return true;
     }
     while (i--) {
-        const uint64_t have = span_bytes(&s->span[i], s->backed), want = span_bytes(&s->span[i], positions);
-        if (want > have) unback((char *)s->region + s->span[i].off + have, want - have);
+        const uint64_t have = span_bytes(s, &s->span[i], s->backed), want = span_bytes(s, &s->span[i], positions);
+        if (want > have) unback(s, (char *)s->region + s->span[i].off + have, want - have);
     }
     return false;
 }
@@ -192,11 +181,12 @@ aff_status aff__seq_grow(aff_seq *s, int64_t positions, aff_error *err)
     int64_t want = (positions + s->margin) / s->margin; /* whole steps, one ahead of what is needed now */
     want = want > s->capacity / s->margin ? s->capacity : want * s->margin;
     if (want < positions) want = positions;
-    if (set_backed(s, want) || set_backed(s, positions)) return AFF_OK;
+    aff_error why = {0};
+    if (set_backed(s, want, NULL) || set_backed(s, positions, &why)) return AFF_OK;
     return aff__fail(
         err, AFF_E_NOMEM,
         "context: the system refuses memory for positions %lld to %lld (%s): free memory, or end the sequence here",
-        (long long)s->backed, (long long)positions, strerror(errno));
+        (long long)s->backed, (long long)positions, why.msg);
 }
 
 static aff_status check_options(const aff_seq_options *o, const aff_config *cf, aff_seq_options *use, aff_error *err)
@@ -216,24 +206,28 @@ static aff_status check_options(const aff_seq_options *o, const aff_config *cf, 
     return AFF_OK;
 }
 
+/* The layers' addresses where a device's kernels read them. */
+static aff_status write_table(aff_seq *s, aff_error *err)
+{
+    const uint64_t layers = (uint64_t)s->n_layers * sizeof *s->layer, stages = (uint64_t)s->n_stages * sizeof *s->stage;
+    if (!s->table) return AFF_OK;
+    AFF_TRY(s->mem->write(s->mem, s->table, s->layer, layers, err));
+    return stages ? s->mem->write(s->mem, (char *)s->table + layers, s->stage, stages, err) : AFF_OK;
+}
+
 static aff_status reserve(aff_seq *s, const aff_config *cf, aff_error *err)
 {
     carve c = {0};
     carve_all(&c, s, cf, NULL);
-    void *p = c.overflow ? MAP_FAILED
-                         : mmap(NULL, (size_t)c.used, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED)
-        return aff__fail(err, AFF_E_NOMEM, "context of %lld positions: cannot reserve %llu bytes of address space",
-                         (long long)s->capacity, (unsigned long long)c.used);
-    s->region = p;
+    if (c.overflow)
+        return aff__fail(err, AFF_E_NOMEM, "context of %lld positions: more than an address space",
+                         (long long)s->capacity);
+    AFF_TRY(s->mem->reserve(s->mem, &s->region, c.used, "context", err));
     s->region_size = c.used;
-    c = (carve){.base = p};
+    c = (carve){.base = s->region};
     carve_all(&c, s, cf, NULL);
-    if (!back(s->region, s->fixed_size) || !set_backed(s, s->commit))
-        return aff__fail(err, AFF_E_NOMEM,
-                         "context: the system refuses %llu bytes for the rings and the first %lld positions",
-                         (unsigned long long)s->fixed_size, (long long)s->commit);
-    return AFF_OK;
+    if (!back(s, s->region, s->fixed_size, err) || !set_backed(s, s->commit, err)) return AFF_E_NOMEM;
+    return write_table(s, err);
 }
 
 aff_status aff__seq_open(aff_seq **out, const aff_net *net, const aff_seq_options *o, aff_error *err)
@@ -244,7 +238,7 @@ aff_status aff__seq_open(aff_seq **out, const aff_net *net, const aff_seq_option
     *out = NULL;
     AFF_TRY(check_options(o, cf, &use, err));
     AFF_TRY(aff__calloc(&s, 1, sizeof *s, "sequence", err));
-    aff_status st = describe(s, net, use.size, err);
+    aff_status st = describe(s, net, use.memory, use.size, err);
     s->commit = use.commit;
     s->margin = use.margin;
     if (st == AFF_OK) st = reserve(s, cf, err);
@@ -267,30 +261,32 @@ aff_status aff__seq_create(aff_seq **out, const aff_net *net, int64_t positions,
 void aff__seq_free(aff_seq *s)
 {
     if (!s) return;
-    if (s->region) munmap(s->region, (size_t)s->region_size);
+    if (s->region) s->mem->release(s->mem, s->region, s->region_size);
     free(s);
 }
 
 void aff__seq_reset(aff_seq *s)
 {
     s->pos = s->high = s->floor = 0;
-    if (s->backed > s->commit) set_backed(s, s->commit);
+    if (s->backed > s->commit) set_backed(s, s->commit, NULL);
 }
 
-void aff__seq_begin(aff_seq *s, int n)
+aff_status aff__seq_begin(aff_seq *s, int n, aff_error *err)
 {
     s->has_saved = n > AFF_MAX_ROLLBACK;
     s->saved_pos = s->pos;
     s->saved_high = s->high;
-    if (s->has_saved) memcpy(s->saved, s->region, (size_t)s->rings_size);
+    if (s->has_saved) AFF_TRY(s->mem->copy(s->mem, s->saved, s->region, s->rings_size, err));
     if (s->high < s->pos + n) s->high = s->pos + n;
+    return AFF_OK;
 }
 
 void aff__seq_undo(aff_seq *s)
 {
     s->pos = s->saved_pos;
     if (!s->has_saved) return; /* what was written stays in the rings, and `high` says so */
-    memcpy(s->region, s->saved, (size_t)s->rings_size);
+    s->mem->copy(s->mem, s->region, s->saved, s->rings_size,
+                 NULL); /* on a device that failed, nothing is left to put back */
     s->high = s->saved_high;
 }
 
@@ -310,7 +306,7 @@ int64_t aff__seq_backed(const aff_seq *s)
 uint64_t aff__seq_committed(const aff_seq *s)
 {
     uint64_t n = s->fixed_size;
-    for (int i = 0; i < s->n_spans; i++) n += span_bytes(&s->span[i], s->backed);
+    for (int i = 0; i < s->n_spans; i++) n += span_bytes(s, &s->span[i], s->backed);
     return n;
 }
 

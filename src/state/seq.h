@@ -9,6 +9,7 @@
 #ifndef AFF_STATE_SEQ_H
 #define AFF_STATE_SEQ_H
 #include "base/status.h"
+#include "backend/memory.h"
 #include "model/net.h"
 
 typedef struct aff_seq aff_seq;
@@ -24,6 +25,7 @@ typedef struct aff_seq_options {
     int64_t commit; /* positions backed from the start and kept by a reset; 0: AFF_KV_COMMIT or size, -1: none
                        (--kv-commit) */
     int64_t margin; /* how many more are backed at a time; 0: AFF_KV_MARGIN (--kv-margin) */
+    const aff_memory *memory; /* where it lies, aff__runner_memory of its runner; NULL: the host's. Outlives the sequence */
 } aff_seq_options;
 
 /* Bytes of a sequence with `positions` positions backed, page by page as they are committed: what a memory plan must

@@ -1,6 +1,7 @@
 /* seq_internal.h - what a sequence's state is made of; the forward pass writes it, seq.c owns it. */
 #ifndef AFF_STATE_SEQ_INTERNAL_H
 #define AFF_STATE_SEQ_INTERNAL_H
+#include "backend/memory.h"
 #include "backend/types.h"
 #include "state/seq.h"
 
@@ -14,6 +15,7 @@ typedef struct aff_span {
 
 struct aff_seq {
     const aff_net *net;
+    const aff_memory *mem;
     int64_t pos, capacity;
     int64_t high;  /* one past the last position ever written since the reset: what lies that far back in a history ring
                       is gone */
@@ -27,6 +29,7 @@ struct aff_seq {
     void *region; /* one reserved range holds every array: all rings, room for a copy of them, then the spans */
     uint64_t region_size, rings_size, fixed_size;
     void *saved;
+    aff_layer_state *table; /* device memory only: copies of layer, then stage, there */
     bool has_saved;
     int64_t saved_pos, saved_high;
 };
@@ -34,7 +37,7 @@ struct aff_seq {
 /* Around the writing of n rows at pos, for which memory must be there: after undo the sequence is as it was at begin.
  * More rows than AFF_MAX_ROLLBACK overwrite history that a second attempt needs, so the rings are copied first; fewer
  * do no harm (spec 10.4). */
-void aff__seq_begin(aff_seq *s, int n);
+aff_status aff__seq_begin(aff_seq *s, int n, aff_error *err);
 void aff__seq_undo(aff_seq *s);
 
 /* First position whose projections a layer of this ratio can still need at `pos` (spec 10.1): the open group, and with

@@ -12,24 +12,48 @@ typedef enum { SIZE, SAVE, LOAD, DIGEST } mode;
 
 typedef struct {
     mode mode;
+    const aff_memory *mem;
     uint8_t *at; /* LOAD: only read through */
     uint64_t size;
     XXH3_state_t *hash;
+    aff_status status; /* of the first transfer that failed (a device's) */
+    aff_error err;
 } cursor;
+
+/* The bytes of an array of a device, piece by piece. */
+static void digest(cursor *c, const uint8_t *mine, uint64_t n)
+{
+    uint8_t piece[8192];
+    while (n && c->status == AFF_OK) {
+        const uint64_t m = n < sizeof piece ? n : sizeof piece;
+        c->status = c->mem->read(c->mem, piece, mine, m, &c->err);
+        XXH3_128bits_update(c->hash, piece, (size_t)m);
+        mine += m;
+        n -= m;
+    }
+}
 
 static void part(cursor *c, void *mine, uint64_t n)
 {
     c->size += n;
     if (c->mode == SIZE || !n) return;
     if (c->mode == DIGEST) {
-        XXH3_128bits_update(c->hash, mine, (size_t)n);
+        if (c->mem->host)
+            XXH3_128bits_update(c->hash, mine, (size_t)n);
+        else
+            digest(c, mine, n);
         return;
     }
-    if (c->mode == SAVE)
-        memcpy(c->at, mine, (size_t)n);
-    else
-        memcpy(mine, c->at, (size_t)n);
+    if (c->status == AFF_OK)
+        c->status = c->mode == SAVE ? c->mem->read(c->mem, c->at, mine, n, &c->err)
+                                    : c->mem->write(c->mem, mine, c->at, n, &c->err);
     c->at += n;
+}
+
+static aff_status done(const cursor *c, aff_error *err)
+{
+    if (c->status != AFF_OK && err) *err = c->err;
+    return c->status;
 }
 
 /* Slots of positions lo..hi-1, at most two runs. */
@@ -75,36 +99,38 @@ static void walk_rows(cursor *c, const aff_seq *s, int64_t from, int64_t to)
 
 uint64_t aff__seq_rows_bytes(const aff_seq *s, int64_t from, int64_t to)
 {
-    cursor c = {.mode = SIZE};
+    cursor c = {.mode = SIZE, .mem = s->mem};
     walk_rows(&c, s, from, to);
     return c.size;
 }
 
-void aff__seq_rows_save(const aff_seq *s, int64_t from, int64_t to, uint8_t *out)
+aff_status aff__seq_rows_save(const aff_seq *s, int64_t from, int64_t to, uint8_t *out, aff_error *err)
 {
-    cursor c = {.mode = SAVE, .at = out};
+    cursor c = {.mode = SAVE, .mem = s->mem, .at = out};
     walk_rows(&c, s, from, to);
+    return done(&c, err);
 }
 
 aff_status aff__seq_rows_load(aff_seq *s, int64_t from, int64_t to, const uint8_t *in, aff_error *err)
 {
     AFF_TRY(aff__seq_grow(s, to, err));
-    cursor c = {.mode = LOAD, .at = (uint8_t *)(uintptr_t)in};
+    cursor c = {.mode = LOAD, .mem = s->mem, .at = (uint8_t *)(uintptr_t)in};
     walk_rows(&c, s, from, to);
-    return AFF_OK;
+    return done(&c, err);
 }
 
 uint64_t aff__seq_tail_bytes(const aff_seq *s, int64_t pos, int64_t low)
 {
-    cursor c = {.mode = SIZE};
+    cursor c = {.mode = SIZE, .mem = s->mem};
     walk_tail(&c, s, pos, low);
     return c.size;
 }
 
-void aff__seq_tail_save(const aff_seq *s, uint8_t *out)
+aff_status aff__seq_tail_save(const aff_seq *s, uint8_t *out, aff_error *err)
 {
-    cursor c = {.mode = SAVE, .at = out};
+    cursor c = {.mode = SAVE, .mem = s->mem, .at = out};
     walk_tail(&c, s, s->pos, aff__seq_low(s));
+    return done(&c, err);
 }
 
 aff_status aff__seq_tail_load(aff_seq *s, int64_t pos, int64_t low, const uint8_t *in, aff_error *err)
@@ -113,8 +139,9 @@ aff_status aff__seq_tail_load(aff_seq *s, int64_t pos, int64_t low, const uint8_
         return aff__fail(err, AFF_E_INVALID, "restore at position %lld, down to %lld: expected at most %lld, %d apart",
                          (long long)pos, (long long)low, (long long)s->capacity, AFF_MAX_ROLLBACK);
     AFF_TRY(aff__seq_grow(s, pos, err));
-    cursor c = {.mode = LOAD, .at = (uint8_t *)(uintptr_t)in};
+    cursor c = {.mode = LOAD, .mem = s->mem, .at = (uint8_t *)(uintptr_t)in};
     walk_tail(&c, s, pos, low);
+    AFF_TRY(done(&c, err));
     s->pos = s->high = pos;
     s->floor = low;
     return AFF_OK;
@@ -125,7 +152,7 @@ aff_status aff__seq_tail_load(aff_seq *s, int64_t pos, int64_t low, const uint8_
 aff_hash aff__seq_digest(const aff_seq *s)
 {
     XXH3_state_t h;
-    cursor c = {.mode = DIGEST, .hash = &h};
+    cursor c = {.mode = DIGEST, .mem = s->mem, .hash = &h};
     XXH3_INITSTATE(&h);
     XXH3_128bits_reset(&h);
     XXH3_128bits_update(&h, &s->pos, sizeof s->pos);
@@ -191,8 +218,12 @@ aff_status aff__seq_snapshot(const aff_seq *s, uint8_t **out, uint64_t *size, af
     uint8_t *p;
     memcpy(h.magic, snapshot_magic, sizeof h.magic);
     AFF_TRY(aff__calloc(&p, sizeof h + h.payload, 1, "snapshot", err));
-    aff__seq_rows_save(s, 0, s->pos, p + sizeof h);
-    aff__seq_tail_save(s, p + sizeof h + rows);
+    aff_status st = aff__seq_rows_save(s, 0, s->pos, p + sizeof h, err);
+    if (st == AFF_OK) st = aff__seq_tail_save(s, p + sizeof h + rows, err);
+    if (st != AFF_OK) {
+        free(p);
+        return st;
+    }
     h.sum = sum_of(h, p + sizeof h);
     memcpy(p, &h, sizeof h);
     *out = p;

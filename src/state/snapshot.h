@@ -12,13 +12,13 @@
 /* Rows of the groups that end in positions from..to-1 (from <= to <= pos): bytes, out, in. Loading needs to <= capacity
  * and does not move the position. Adjacent ranges make up the whole. */
 uint64_t aff__seq_rows_bytes(const aff_seq *s, int64_t from, int64_t to);
-void aff__seq_rows_save(const aff_seq *s, int64_t from, int64_t to, uint8_t *out);
+aff_status aff__seq_rows_save(const aff_seq *s, int64_t from, int64_t to, uint8_t *out, aff_error *err);
 aff_status aff__seq_rows_load(aff_seq *s, int64_t from, int64_t to, const uint8_t *in, aff_error *err);
 
 /* The tail at pos with rollback down to `low` (0 <= pos - low <= AFF_MAX_ROLLBACK): bytes; out for the sequence's own
  * pos and low; in, which sets pos and low. The rows of 0..pos must have been loaded. */
 uint64_t aff__seq_tail_bytes(const aff_seq *s, int64_t pos, int64_t low);
-void aff__seq_tail_save(const aff_seq *s, uint8_t *out);
+aff_status aff__seq_tail_save(const aff_seq *s, uint8_t *out, aff_error *err);
 aff_status aff__seq_tail_load(aff_seq *s, int64_t pos, int64_t low, const uint8_t *in, aff_error *err);
 
 /* All of it in one piece of memory: malloc'ed, freed by the caller. Restoring checks that the bytes are of a sequence

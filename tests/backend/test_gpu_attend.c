@@ -86,7 +86,7 @@ static attention *make(const shape *s, int T, int64_t far)
     }
     const aff_rope rope = {a->freq, s->R / 2};
     aff_error err;
-    assert_int_equal(cpu->attend(cpu, a->q, T, s->heads, s->D, a->keys, a->sink, &rope, a->pos, a->want, &err), AFF_OK);
+    assert_int_equal(aff__cpu_attend_rows(cpu, a->q, T, s->heads, s->D, a->keys, a->sink, &rope, a->pos, a->want, &err), AFF_OK);
     return a;
 }
 static void drop(attention *a)

@@ -215,7 +215,7 @@ static void test_swiglu(void **state)
         float *a = floats(n, true, &seed), *b = floats(n, true, &seed), *want = NEW(float, n);
         a[0] = NAN;
         memcpy(want, a, sizeof *a * (size_t)n);
-        cpu->swiglu(cpu, want, b, limit, n);
+        aff__cpu_swiglu(cpu, want, b, limit, n);
         EACH_LAYOUT
         {
             float *y = NEW(float, n);

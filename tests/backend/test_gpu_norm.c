@@ -148,13 +148,13 @@ static void test_hyper_connections(void **state)
         head.fn.rows = N;
         float *u = NEW(float, T * H), *post = NEW(float, T * N), *comb = NEW(float, T * N * N), *y = NEW(float, T * H), *yh = NEW(float, T * H), *f = uniform((int64_t)T * H, 1);
         float *Xp = NEW(float, T * N * H), *tap = NEW(float, T * (H + 3)), *ey = uniform((int64_t)T * 3 * H, 1), *fs = NEW(float, T * H);
-        cpu->hc_pre(cpu, &h, X, T, H, u, post, comb);
+        aff__cpu_hc_pre(cpu, &h, X, T, H, u, post, comb);
         cpu->rmsnorm(cpu, u, w, 1e-5f, T, H, y);
-        cpu->hc_head(cpu, &head, X, T, H, yh);
+        aff__cpu_hc_head(cpu, &head, X, T, H, yh);
         memcpy(Xp, X, sizeof *X * (size_t)(T * N * H));
         memcpy(fs, f, sizeof *f * (size_t)(T * H));
         cpu->sum_experts(cpu, ey, T, 3, H, fs);
-        cpu->hc_post(cpu, round == 4 ? fs : f, post, comb, T, N, H, Xp);
+        aff__cpu_hc_post(cpu, round == 4 ? fs : f, post, comb, T, N, H, Xp);
         cpu->stream_mean(cpu, Xp, T, N, H, tap, H + 3);
         EACH_LAYOUT
         {

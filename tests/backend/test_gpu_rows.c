@@ -80,10 +80,10 @@ static void pass(const shape *s, sequence *host, sequence dev[2][SEQS], int rows
     const aff_rope rope = {freq, pairs};
     const aff_rowset rs = {T, pos, first, state};
     const aff_compressor cc = {s->ratio, D, s->overlap, false, ape, norm, 1e-6f}, ci = {s->ratio, s->ID, s->overlap, true, iape, inorm, 1e-6f};
-    cpu->kv_finish(cpu, kvc, T, D, norm, 1e-6f, &rope, pos);
-    cpu->raw_store(cpu, &rs, kvc, D);
-    cpu->compress(cpu, &cc, &rope, &rs, c, zc);
-    cpu->compress(cpu, &ci, &rope, &rs, ic, izc);
+    aff__cpu_kv_finish(cpu, kvc, T, D, norm, 1e-6f, &rope, pos);
+    aff__cpu_raw_store(cpu, &rs, kvc, D);
+    aff__cpu_compress(cpu, &cc, &rope, &rs, c, zc);
+    aff__cpu_compress(cpu, &ci, &rope, &rs, ic, izc);
     EACH_LAYOUT
     {
         const aff_layer_state *seq[MAX_ROWS];
@@ -151,9 +151,9 @@ static void test_queries(void **state)
         memcpy(want, q, sizeof *q * (size_t)n);
         if (i == 3) want[40] = q[40] = NAN, want[900] = q[900] = 0;
         if (index)
-            cpu->index_query(cpu, want, T, heads, D, &rope, pos);
+            aff__cpu_index_query(cpu, want, T, heads, D, &rope, pos);
         else
-            cpu->q_finish(cpu, want, T, heads, D, 1e-6f, &rope, pos);
+            aff__cpu_q_finish(cpu, want, T, heads, D, 1e-6f, &rope, pos);
         EACH_LAYOUT
         {
             float *y = NEW(float, n);

@@ -1,5 +1,6 @@
 /* Each op of the backend table against brute force in double, on random shapes with tails (spec model-v4 6 to 8). */
 #include "backend/backend.h"
+#include "backend/cpu/cpu.h"
 #include "base/rng.h"
 #include "quant/numbers.h"
 #include "support/test.h"
@@ -79,8 +80,8 @@ static void test_hyper_connections(void **state)
                           .iters = 1 + below(20),
                           .eps = 1e-3f,
                           .rms_eps = 1e-2f};
-        B[0]->hc_pre(B[0], &h, X, T, H, u, post, comb);
-        B[0]->hc_post(B[0], f, post, comb, T, N, H, X);
+        aff__cpu_hc_pre(B[0], &h, X, T, H, u, post, comb);
+        B[0]->hc_post(B[0], f, NULL, 0, post, comb, T, N, H, X);
         for (int t = 0; t < T; t++) {
             const float *x = keep + (int64_t)t * N * H;
             double m[80], pre[8], po[8], C[8][8], want[8 * 128];
@@ -124,7 +125,7 @@ static void test_hyper_connections(void **state)
         }
         aff_hc head = h;
         head.fn.rows = N;
-        B[0]->hc_head(B[0], &head, keep, T, H, u);
+        aff__cpu_hc_head(B[0], &head, keep, T, H, u);
         for (int t = 0; t < T; t++) {
             double m[80], want[128];
             mixes(&head, keep + (int64_t)t * N * H, m);
@@ -179,7 +180,8 @@ static void test_queries_and_rows(void **state)
         const aff_rope r = {freq, pairs};
         float *got = malloc(sizeof(float) * (size_t)(T * heads * D));
         memcpy(got, q, sizeof(float) * (size_t)(T * heads * D));
-        B[0]->q_finish(B[0], got, T, heads, D, 1e-2f, &r, pos);
+        const aff_rowset rs = {.n = T, .pos = pos};
+        B[0]->q_finish(B[0], &rs, got, heads, D, 1e-2f, &r);
         for (int i = 0; i < T * heads; i++) {
             widen(q + (int64_t)i * D, D, v);
             rms(v, NULL, D, 1e-2f);
@@ -190,7 +192,7 @@ static void test_queries_and_rows(void **state)
         for (int m = 0; m < 3; m++) {
             row[m] = malloc(sizeof(float) * (size_t)(T * D));
             memcpy(row[m], kv, sizeof(float) * (size_t)(T * D));
-            B[m]->kv_finish(B[m], row[m], T, D, w, 1e-2f, &r, pos);
+            B[m]->kv_finish(B[m], &rs, row[m], D, w, 1e-2f, &r, false);
         }
         for (int t = 0; t < T; t++) {
             float *a = row[0] + (int64_t)t * D;
@@ -235,10 +237,10 @@ static void one_compressor(int ratio, bool index, aff_backend *b)
         n = 1 + below(30);
         n = n > P - at ? P - at : n;
         for (int i = 0; i < n; i++) pos[i] = at + i, st[i] = &s;
-        const aff_rowset rs = {n, pos, first, st};
+        const aff_rowset rs = {.n = n, .pos = pos, .first = first, .state = st};
         float *zc = malloc(sizeof(float) * (size_t)(n * width));
         memcpy(zc, z + at * width, sizeof(float) * (size_t)(n * width));
-        b->compress(b, &k, &r, &rs, c + at * width, zc);
+        b->compress(b, &(aff_compression){&k, c + at * width, zc}, 1, &r, &rs);
         free(zc);
     }
     for (int g = 0; g < P / ratio; g++) aff__row_decode(&f, coded + g * f.bytes, rows + g * DIM);
@@ -310,7 +312,7 @@ static void test_selection_ties(void **state)
     for (int i = 0; i < T * HEADS * DIM; i++) iq[i] = below(3) ? 0.0f : (float)(below(3) - 1);
     for (int i = 0; i < T * HEADS; i++) w[i] = (float)(below(7) - 4);
     for (int t = 0; t < T; t++) pos[t] = 60 + 18 * t, st[t] = &s; /* 15 groups, fewer than topk, up to 190 */
-    const aff_rowset rs = {T, pos, first, st};
+    const aff_rowset rs = {.n = T, .pos = pos, .first = first, .state = st};
     for (int m = 0; m < 3; m++) {
         memset(sel, 0xff, sizeof sel);
         assert_int_equal(B[m]->index_select(B[m], &rs, iq, w, HEADS, DIM, 4, TOPK, sel, &err), AFF_OK);
@@ -350,8 +352,9 @@ static void test_index_queries(void **state)
     const aff_rope r = {freq, 32};
     memcpy(a, iq, sizeof(float) * T * HEADS * DIM);
     memcpy(b, iq, sizeof(float) * T * HEADS * DIM);
-    B[0]->index_query(B[0], a, T, HEADS, DIM, &r, pos);
-    B[1]->index_query(B[1], b, T, HEADS, DIM, &r, pos);
+    const aff_rowset rs = {.n = T, .pos = pos};
+    B[0]->index_query(B[0], &rs, a, HEADS, DIM, &r);
+    B[1]->index_query(B[1], &rs, b, HEADS, DIM, &r);
     for (int i = 0; i < T * HEADS; i++) {
         widen(iq + i * DIM, DIM, v);
         rope(v, DIM, &r, pos[i / HEADS], 1);
@@ -393,7 +396,7 @@ static void test_attention(void **state)
                                    .n_extra = below(7)};
             if (t == 5) keys[t].n_raw = keys[t].n_comp = keys[t].n_extra = 0; /* only the sink: zero */
         }
-        assert_int_equal(B[0]->attend(B[0], q, T, heads, D, keys, sink, &r, pos, o, &err), AFF_OK);
+        assert_int_equal(aff__cpu_attend_rows(B[0], q, T, heads, D, keys, sink, &r, pos, o, &err), AFF_OK);
         for (int t = 0; t < T; t++) {
             const aff_keyset *k = &keys[t];
             const float *row[256];
@@ -496,7 +499,7 @@ static void test_swiglu(void **state)
         float a[11];
         const double lim = (double)limits[k] > 0 ? (double)limits[k] : INFINITY;
         memcpy(a, g, sizeof a);
-        B[0]->swiglu(B[0], a, u, limits[k], 11);
+        aff__cpu_swiglu(B[0], a, u, limits[k], 11);
         for (int i = 0; i < 11; i++) {
             if (isnan(g[i]) || isnan(u[i])) {
                 assert_true(isnan(a[i])); /* a NaN must not turn into the limit */

@@ -17,14 +17,93 @@ aff_status aff__cpu_reserve(aff_cpu *c, uint64_t bytes, aff_error *err)
     return AFF_OK;
 }
 
-static void matmul(aff_backend *b, const aff_weight *w, const float *x, int T, float *y)
+static void products(aff_backend *b, const aff_product *p, int count, int T)
 {
-    aff__cpu_matmul(aff__cpu_of(b)->pool, w, b->numerics, x, w->cols, T, y, w->rows);
+    aff_pool *pool = aff__cpu_of(b)->pool;
+    for (; count--; p++)
+        if (p->groups > 1)
+            aff__cpu_matmul_grouped(pool, p->w, b->numerics, p->groups, p->x, (int64_t)p->groups * p->w->cols, T, p->y, p->w->rows);
+        else
+            aff__cpu_matmul(pool, p->w, b->numerics, p->x, p->w->cols, T, p->y, p->w->rows);
 }
 
-static void matmul_grouped(aff_backend *b, const aff_weight *w, int groups, const float *x, int T, float *y)
+static void q_finish(aff_backend *b, const aff_rowset *rs, float *q, int heads, int D, float eps, const aff_rope *rope)
 {
-    aff__cpu_matmul_grouped(aff__cpu_of(b)->pool, w, b->numerics, groups, x, (int64_t)groups * w->cols, T, y, w->rows);
+    aff__cpu_q_finish(b, q, rs->n, heads, D, eps, rope, rs->pos);
+}
+
+static void kv_finish(aff_backend *b, const aff_rowset *rs, float *kv, int D, const float *norm, float eps, const aff_rope *rope, bool store)
+{
+    aff__cpu_kv_finish(b, kv, rs->n, D, norm, eps, rope, rs->pos);
+    if (store) aff__cpu_raw_store(b, rs, kv, D);
+}
+
+static void index_query(aff_backend *b, const aff_rowset *rs, float *iq, int heads, int dim, const aff_rope *rope)
+{
+    aff__cpu_index_query(b, iq, rs->n, heads, dim, rope, rs->pos);
+}
+
+static void compress(aff_backend *b, const aff_compression *k, int count, const aff_rope *rope, const aff_rowset *rs)
+{
+    for (; count--; k++) aff__cpu_compress(b, k->k, rope, rs, k->c, k->z);
+}
+
+/* The key list of row t (promise 0). */
+static aff_keyset keys_of(const aff_rowset *rs, const aff_view *v, int D, int t)
+{
+    const aff_layer_state *s = rs->state[t];
+    const int64_t end = v->own ? rs->pos[rs->first[t] - rs->at] : rs->pos[t] + 1; /* one past the last ring row */
+    const int64_t lo = end > v->window ? end - v->window : 0;
+    aff_keyset k = {.row = s->row, .raw = s->raw, .raw_size = s->raw_size, .lo = lo, .n_raw = (int)(end - lo)};
+    if (v->own) {
+        k.extra = v->own + (int64_t)(rs->first[t] - rs->at) * D;
+        k.n_extra = v->block;
+    } else if (v->ratio) {
+        k.comp = s->comp;
+        k.n_comp = (int)((rs->pos[t] + 1) / v->ratio);
+        if (v->ratio == 4 && k.n_comp > v->topk) {
+            k.n_comp = v->topk;
+            k.sel = v->sel + (int64_t)t * v->topk;
+        }
+    }
+    return k;
+}
+
+static aff_status attend(aff_backend *b, const aff_rowset *rs, const aff_view *v, const float *q, int heads, int D, const float *sink, const aff_rope *rope,
+                         float *o, aff_error *err)
+{
+    enum { ROWS = 64 };
+    aff_keyset keys[ROWS];
+    const int64_t width = (int64_t)heads * D;
+    for (int at = 0; at < rs->n; at += ROWS) {
+        const int n = rs->n - at < ROWS ? rs->n - at : ROWS;
+        for (int t = 0; t < n; t++) keys[t] = keys_of(rs, v, D, at + t);
+        AFF_TRY(aff__cpu_attend_rows(b, q + at * width, n, heads, D, keys, sink, rope, rs->pos + at, o + at * width, err));
+    }
+    return AFF_OK;
+}
+
+static void hc_pre(aff_backend *b, const aff_hc *h, const float *X, int T, int H, const float *norm, float eps, float *u, float *x, float *post, float *comb)
+{
+    aff__cpu_hc_pre(b, h, X, T, H, u, post, comb);
+    aff__cpu_rmsnorm(b, u, norm, eps, T, H, x);
+}
+
+static void hc_post(aff_backend *b, float *f, const float *y, int K, const float *post, const float *comb, int T, int streams, int H, float *X)
+{
+    if (y) aff__cpu_sum_experts(b, y, T, K, H, f);
+    aff__cpu_hc_post(b, f, post, comb, T, streams, H, X);
+}
+
+static void hc_head(aff_backend *b, const aff_hc *h, const float *X, int T, int H, const float *norm, float eps, float *u, float *x)
+{
+    aff__cpu_hc_head(b, h, X, T, H, u);
+    aff__cpu_rmsnorm(b, u, norm, eps, T, H, x);
+}
+
+static void swiglu(aff_backend *b, float *a, const float *bb, float limit, int T, int n)
+{
+    aff__cpu_swiglu(b, a, bb, limit, (int64_t)T * n);
 }
 
 static aff_status experts(aff_backend *b, const aff_expert_shape *s, const aff_moe_plan *p, const float *x, int T, int K, float *y, aff_error *err)
@@ -50,23 +129,22 @@ aff_status aff__cpu_backend(aff_backend **out, aff_numerics num, int threads, af
     c->base = (aff_backend){
         .name = "cpu",
         .numerics = num,
+        .mem = &aff__host_memory,
         .embed = aff__cpu_embed,
-        .hc_pre = aff__cpu_hc_pre,
-        .hc_post = aff__cpu_hc_post,
-        .hc_head = aff__cpu_hc_head,
+        .hc_pre = hc_pre,
+        .hc_post = hc_post,
+        .hc_head = hc_head,
         .rmsnorm = aff__cpu_rmsnorm,
-        .matmul = matmul,
-        .matmul_grouped = matmul_grouped,
-        .q_finish = aff__cpu_q_finish,
-        .kv_finish = aff__cpu_kv_finish,
-        .raw_store = aff__cpu_raw_store,
-        .compress = aff__cpu_compress,
-        .index_query = aff__cpu_index_query,
+        .products = products,
+        .q_finish = q_finish,
+        .kv_finish = kv_finish,
+        .compress = compress,
+        .index_query = index_query,
         .index_select = aff__cpu_index_select,
-        .attend = aff__cpu_attend_rows,
+        .attend = attend,
         .route = aff__cpu_route,
         .experts = experts,
-        .swiglu = aff__cpu_swiglu,
+        .swiglu = swiglu,
         .sum_experts = aff__cpu_sum_experts,
         .stream_mean = aff__cpu_stream_mean,
         .argmax = aff__cpu_argmax,

@@ -73,7 +73,7 @@ void aff__rt_free(aff_rt *rt, void *p);
 /* Address space without memory; then memory for parts of it (offsets and sizes in multiples of info.page). */
 aff_status aff__rt_reserve(aff_rt *rt, void **p, uint64_t bytes, const char *what, aff_error *err);
 aff_status aff__rt_commit(aff_rt *rt, void *p, uint64_t bytes, const char *what, aff_error *err);
-/* Gives back what one aff__rt_commit call with the same p and bytes made. */
+/* Gives back every commit that lies in the range. */
 void aff__rt_decommit(aff_rt *rt, void *p, uint64_t bytes);
 void aff__rt_unreserve(aff_rt *rt, void *p, uint64_t bytes); /* after everything in it was decommitted */
 /* Pinned host memory that kernels may use at the same address. */

@@ -44,7 +44,7 @@ typedef struct device {
     aff_rt rt;
     const aff_emu_kernel *kernels;
     uint64_t used;
-    piece *pieces;
+    piece *pieces, *commits;
     aff_stream *streams;
     aff_graph *capturing;
     bool broken;
@@ -307,30 +307,53 @@ static aff_status emu_reserve(aff_rt *rt, void **p, uint64_t bytes, const char *
     return AFF_OK;
 }
 
+static void uncharge(device *d, uint64_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    d->used -= bytes;
+    pthread_mutex_unlock(&lock);
+}
+
 static aff_status emu_commit(aff_rt *rt, void *p, uint64_t bytes, const char *what, aff_error *err)
 {
     device *d = of(rt);
+    piece *c;
+    AFF_TRY(aff__calloc(&c, 1, sizeof *c, what, err));
     pthread_mutex_lock(&lock);
     aff_status s = charge(d, bytes) ? AFF_OK : full(d, bytes, what, err);
     pthread_mutex_unlock(&lock);
-    if (s != AFF_OK) return s;
-    if (mprotect(p, bytes, PROT_READ | PROT_WRITE) != 0) {
+    if (s == AFF_OK && mprotect(p, bytes, PROT_READ | PROT_WRITE) != 0) {
         s = aff__fail_errno(err, "emu:%d: committing %llu bytes for %s", rt->info.index, (unsigned long long)bytes,
                             what);
-        pthread_mutex_lock(&lock);
-        d->used -= bytes;
-        pthread_mutex_unlock(&lock);
+        uncharge(d, bytes);
+    }
+    if (s != AFF_OK) {
+        free(c);
         return s;
     }
     memset(p, 0xff, bytes);
+    pthread_mutex_lock(&lock);
+    *c = (piece){d->commits, p, bytes};
+    d->commits = c;
+    pthread_mutex_unlock(&lock);
     return AFF_OK;
 }
 
 static void emu_decommit(aff_rt *rt, void *p, uint64_t bytes)
 {
-    mmap(p, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    device *d = of(rt);
     pthread_mutex_lock(&lock);
-    of(rt)->used -= bytes;
+    for (piece **q = &d->commits; *q;) {
+        piece *c = *q;
+        if ((char *)c->p < (char *)p || (char *)c->p >= (char *)p + bytes) {
+            q = &c->next;
+            continue;
+        }
+        *q = c->next;
+        d->used -= c->bytes;
+        mmap(c->p, c->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        free(c);
+    }
     pthread_mutex_unlock(&lock);
 }
 

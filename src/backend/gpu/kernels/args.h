@@ -34,7 +34,9 @@
     X(experts_stream_up, 512) \
     X(experts_stream_down, 512) \
     X(experts_many_up, 256) \
-    X(experts_many_down, 256)
+    X(experts_many_down, 256) \
+    X(argmax, 256)         \
+    X(sum_experts, 256)
 
 /* The rows of a pass (types.h, aff_rowset). The state of row t in layer l is seq[t][l]: one table of layers per sequence, device
  * pointers inside, uploaded once; row and key of aff_layer_state are not used on the device, formats come as arguments. */
@@ -280,6 +282,22 @@ typedef struct aff_k_topk {
     int64_t ld;
     int32_t ratio, topk;
 } aff_k_topk;
+
+/* ---- small.inc ---- */
+
+/* T x 256, 64 B. id[t]: the lowest index of the largest of x[t][0..n); a NaN never wins. */
+typedef struct aff_k_argmax {
+    const float *x;
+    int32_t *id;
+    int32_t n;
+} aff_k_argmax;
+
+/* ceil(T*H / 256) x 256, 0 B. f = (y[0] + y[1] + ...) + f, as hc_post does on its way. */
+typedef struct aff_k_sum_experts {
+    const float *y; /* [T][K][H] */
+    float *f;       /* [T][H] */
+    int32_t T, K, H;
+} aff_k_sum_experts;
 
 /* ---- moe.inc ---- */
 

@@ -1,0 +1,135 @@
+/* The device backend: opening, the pass's rows, errors. */
+#include "backend/gpu/gpu_internal.h"
+#include "base/mem.h"
+#include <stdlib.h>
+#include <string.h>
+
+void aff__gpu_note(aff_gpu *g, aff_status s, const aff_error *err)
+{
+    if (g->status != AFF_OK || s == AFF_OK) return;
+    g->status = s;
+    g->err = *err;
+}
+
+void aff__gpu_launch(aff_gpu *g, aff_kernel k, int64_t grid, unsigned block, uint64_t smem, const void *args)
+{
+    aff_error err;
+    if (g->status != AFF_OK) return;
+    aff__gpu_note(g, aff__rt_launch(g->rt, g->s, k, (unsigned)grid, block, (unsigned)smem, 0, args, &err), &err);
+}
+
+void *aff__gpu_scratch(aff_gpu *g, aff_gpu_scratch which, uint64_t bytes)
+{
+    aff_error err;
+    if (g->status == AFF_OK && bytes > g->scratch[which].bytes) {
+        aff_status s = aff__rt_sync(g->rt, g->s, &err); /* kernels in flight may use the old one */
+        aff__rt_free(g->rt, g->scratch[which].p);
+        g->scratch[which].p = NULL;
+        g->scratch[which].bytes = 0;
+        if (s == AFF_OK) s = aff__rt_alloc(g->rt, &g->scratch[which].p, bytes, "working memory of the pass", &err);
+        if (s == AFF_OK) g->scratch[which].bytes = bytes;
+        aff__gpu_note(g, s, &err);
+    }
+    return g->status == AFF_OK ? g->scratch[which].p : NULL;
+}
+
+static aff_status begin(aff_backend *b, const aff_rowset *rs, aff_error *err)
+{
+    aff_gpu *g = aff__gpu_of(b);
+    const aff_memory *m = b->mem;
+    if (rs->n > AFF_MAX_CHUNK) return aff__fail(err, AFF_E_INVALID, "pass of %d rows: at most %d", rs->n, AFF_MAX_CHUNK);
+    g->n = rs->n;
+    g->n_forms = 0;
+    g->q_of = NULL;
+    g->moes = 0;
+    g->max_pos = 0;
+    g->few_each = true;
+    for (int t = 0; t < rs->n; t++) {
+        if (rs->pos[t] > g->max_pos) g->max_pos = rs->pos[t];
+        if (t - rs->first[t] >= AFF_MAX_ROLLBACK) g->few_each = false;
+    }
+    const uint64_t n = (uint64_t)rs->n;
+    AFF_TRY(m->write(m, g->pos, rs->pos, n * sizeof *g->pos, err));
+    AFF_TRY(m->write(m, g->first, rs->first, n * sizeof *g->first, err));
+    return m->write(m, g->table, rs->table, n * sizeof *g->table, err);
+}
+
+static aff_status finish(aff_backend *b, aff_error *err)
+{
+    aff_gpu *g = aff__gpu_of(b);
+    aff_status s = g->status;
+    if (s != AFF_OK && err) *err = g->err;
+    g->status = AFF_OK;
+    if (s == AFF_OK && g->moes)
+        s = aff__rt_copy(g->rt, g->s, g->host_counts, g->counts, (uint64_t)g->moes * 2 * sizeof *g->counts, err);
+    if (s == AFF_OK) s = aff__rt_sync(g->rt, g->s, err);
+    g->staged = 0;
+    for (int i = 0; s == AFF_OK && i < g->moes; i++)
+        if (g->host_counts[2 * i + 1])
+            s = aff__fail(err, AFF_E_FORMAT, "mixture of experts %d of the pass: %d picks name no expert (NaN in the weights?)", i,
+                          (int)g->host_counts[2 * i + 1]);
+    g->moes = 0;
+    return s;
+}
+
+static void destroy(aff_backend *b)
+{
+    aff_gpu *g = aff__gpu_of(b);
+    if (g->s) aff__rt_sync(g->rt, g->s, NULL);
+    if (g->rt) {
+        for (int i = 0; i < AFF_G_SCRATCHES; i++) aff__rt_free(g->rt, g->scratch[i].p);
+        aff__gpu_memory_free(g);
+        aff__rt_free(g->rt, g->pos);
+        aff__rt_free(g->rt, g->first);
+        aff__rt_free(g->rt, (void *)g->table);
+        aff__rt_free(g->rt, g->counts);
+        aff__rt_host_free(g->rt, g->host_counts);
+        aff__rt_stream_free(g->rt, g->s);
+        aff__rt_close(g->rt);
+    }
+    free(g);
+}
+
+static aff_status open_parts(aff_gpu *g, const aff_device_spec *spec, aff_error *err)
+{
+    const uint64_t Q = AFF_MAX_CHUNK, counts = AFF_G_COUNTS * 2 * sizeof(int32_t);
+    AFF_TRY(aff__rt_open(&g->rt, spec, err));
+    g->amd = aff__rt_info(g->rt)->fragment_columns == 16;
+    AFF_TRY(aff__rt_stream_create(g->rt, &g->s, err));
+    AFF_TRY(aff__gpu_memory_init(g, err));
+    AFF_TRY(aff__rt_alloc(g->rt, (void **)&g->pos, Q * sizeof *g->pos, "rows of a pass", err));
+    AFF_TRY(aff__rt_alloc(g->rt, (void **)&g->first, Q * sizeof *g->first, "rows of a pass", err));
+    AFF_TRY(aff__rt_alloc(g->rt, (void **)&g->table, Q * sizeof *g->table, "rows of a pass", err));
+    AFF_TRY(aff__rt_alloc(g->rt, (void **)&g->counts, counts, "plan counts", err));
+    return aff__rt_host_alloc(g->rt, (void **)&g->host_counts, counts, "plan counts", err);
+}
+
+aff_status aff__gpu_backend(aff_backend **out, const aff_device_spec *spec, aff_numerics num, aff_error *err)
+{
+    aff_gpu *g;
+    *out = NULL;
+    if (num != AFF_FAST)
+        return aff__fail(err, AFF_E_UNSUPPORTED, "--numerics %s: a device computes in fast only; use --device cpu", num == AFF_MATH ? "math" : "sim");
+    AFF_TRY(aff__calloc(&g, 1, sizeof *g, "device backend", err));
+    g->base.name = "gpu";
+    g->base.numerics = num;
+    g->base.begin = begin;
+    g->base.finish = finish;
+    g->base.place = aff__gpu_place;
+    g->base.free = destroy;
+    aff__gpu_ops(&g->base);
+    aff__gpu_attention_ops(&g->base);
+    aff__gpu_moe_ops(&g->base);
+    const aff_status s = open_parts(g, spec, err);
+    if (s != AFF_OK) {
+        destroy(&g->base);
+        return s;
+    }
+    *out = &g->base;
+    return AFF_OK;
+}
+
+const aff_rt_info *aff__gpu_info(const aff_backend *b)
+{
+    return aff__rt_info(((const aff_gpu *)b)->rt);
+}

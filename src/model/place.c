@@ -1,0 +1,129 @@
+/* Puts a network's weights where a backend reads them (backend.h, place): the runner's own copy of the bound network, with addresses
+ * of the backend's memory in place of the host's. */
+#include "base/mem.h"
+#include "model/runner.h"
+#include <stdlib.h>
+
+/* Changes a const pointer of any type. */
+static aff_status array(aff_runner *r, void *pointer, uint64_t bytes, aff_error *err)
+{
+    const void **p = pointer;
+    return *p ? r->b->place(r->b, p, bytes, "dense weights", err) : AFF_OK;
+}
+
+static aff_status floats(aff_runner *r, const float **p, int64_t n, aff_error *err) { return array(r, p, (uint64_t)n * sizeof(float), err); }
+
+static aff_status weight(aff_runner *r, aff_weight *w, aff_error *err)
+{
+    const uint64_t rows = (uint64_t)w->rows, cols = (uint64_t)w->cols, tile = w->dtype == AFF_FP8 ? 128 : 32;
+    const uint64_t size = w->dtype == AFF_F32 ? 4 : w->dtype == AFF_BF16 ? 2 : 1;
+    AFF_TRY(array(r, &w->data, rows * cols * size, err));
+    return array(r, &w->scale, (rows + tile - 1) / tile * ((cols + tile - 1) / tile), err);
+}
+
+static aff_status hyper(aff_runner *r, aff_hc *h, aff_error *err)
+{
+    AFF_TRY(weight(r, &h->fn, err));
+    AFF_TRY(floats(r, &h->scale, h->fn.rows > h->streams ? 3 : 1, err));
+    return floats(r, &h->base, h->fn.rows, err);
+}
+
+static aff_status compressor(aff_runner *r, aff_compressor *c, aff_error *err)
+{
+    AFF_TRY(floats(r, &c->ape, (int64_t)c->ratio * (c->overlap ? 2 : 1) * c->dim, err));
+    return floats(r, &c->norm, c->dim, err);
+}
+
+static aff_status block(aff_runner *r, aff_block *b, aff_error *err)
+{
+    const aff_config *c = &r->source->cfg;
+    aff_weight *const w[] = {&b->wq_a,     &b->wq_b,         &b->wkv,           &b->wo_a, &b->wo_b,    &b->comp_wkv, &b->comp_wgate, &b->idx_wq_b,
+                             &b->idx_proj, &b->idx_comp_wkv, &b->idx_comp_wgate, &b->gate, &b->sh_gate, &b->sh_up,    &b->sh_down};
+    for (size_t i = 0; i < sizeof w / sizeof *w; i++) AFF_TRY(weight(r, w[i], err));
+    AFF_TRY(hyper(r, &b->hc_attn, err));
+    AFF_TRY(hyper(r, &b->hc_ffn, err));
+    AFF_TRY(compressor(r, &b->comp, err));
+    AFF_TRY(compressor(r, &b->idx_comp, err));
+    AFF_TRY(floats(r, &b->attn_norm, c->hidden, err));
+    AFF_TRY(floats(r, &b->ffn_norm, c->hidden, err));
+    AFF_TRY(floats(r, &b->q_norm, c->q_rank, err));
+    AFF_TRY(floats(r, &b->kv_norm, c->head_dim, err));
+    AFF_TRY(floats(r, &b->sink, c->heads, err));
+    AFF_TRY(floats(r, &b->router.bias, b->router.experts, err));
+    return array(r, &b->router.hash, (uint64_t)c->vocab * (uint64_t)b->router.picks * sizeof(int32_t), err);
+}
+
+/* ---- routed experts ---- */
+
+static aff_status plane(aff_runner *r, const uint8_t **p, uint64_t bytes, aff_error *err)
+{
+    return *p ? r->b->place(r->b, (const void **)p, bytes, "routed experts", err) : AFF_OK;
+}
+
+static aff_status matrix(aff_runner *r, aff_expert_mat *m, aff_dtype dtype, int rows, int cols, aff_error *err)
+{
+    const uint64_t n = (uint64_t)rows * (uint64_t)cols;
+    const bool four = dtype == AFF_MXFP4;
+    AFF_TRY(plane(r, &m->codes, four ? n / 2 : n / 64 * 20, err));
+    AFF_TRY(plane(r, &m->fields, four ? n / 32 : n / 64 * 3, err));
+    return four ? AFF_OK : plane(r, &m->rscale, 2 * (uint64_t)rows, err);
+}
+
+static aff_status place_experts(aff_runner *r, aff_experts *store, int layers, aff_expert_table *out, aff_error *err)
+{
+    const int experts = r->source->cfg.experts;
+    const aff_expert_shape s = aff__experts_shape(store);
+    const uint64_t n = (uint64_t)layers * (uint64_t)experts;
+    aff_expert *table;
+    aff_status st = AFF_OK;
+    AFF_TRY(aff__calloc(&table, n, sizeof *table, "expert table", err));
+    for (int i = 0; st == AFF_OK && i < layers * experts; i++) {
+        aff_expert *e = &table[i];
+        st = aff__experts_get(store, i / experts, i % experts, e, err);
+        if (st == AFF_OK) st = matrix(r, &e->gate, s.dtype, s.inter, s.hidden, err);
+        if (st == AFF_OK) st = matrix(r, &e->up, s.dtype, s.inter, s.hidden, err);
+        if (st == AFF_OK) st = matrix(r, &e->down, s.dtype, s.hidden, s.inter, err);
+    }
+    const void *p = table;
+    if (st == AFF_OK) st = r->b->place(r->b, &p, n * sizeof *table, "expert table", err);
+    free(table);
+    *out = (aff_expert_table){p, layers, experts};
+    return st;
+}
+
+/* ---- all of it ---- */
+
+static aff_status draft(aff_runner *r, aff_net *n, aff_error *err)
+{
+    const aff_config *c = &n->cfg;
+    aff_weight *const w[] = {&n->main_proj, &n->markov_w1, &n->markov_w2, &n->confidence, &n->e_proj, &n->h_proj};
+    for (int i = 0; i < n->stages; i++) AFF_TRY(block(r, &n->stage[i], err));
+    for (size_t i = 0; i < sizeof w / sizeof *w; i++) AFF_TRY(weight(r, w[i], err));
+    AFF_TRY(hyper(r, &n->draft_hc_head, err));
+    AFF_TRY(floats(r, &n->draft_norm, c->hidden, err));
+    AFF_TRY(floats(r, &n->main_norm, c->hidden, err));
+    AFF_TRY(floats(r, &n->enorm, c->hidden, err));
+    AFF_TRY(floats(r, &n->hnorm, c->hidden, err));
+    return place_experts(r, n->draft_experts, n->stages, &r->draft_experts, err);
+}
+
+aff_status aff__place(aff_runner *r, aff_error *err)
+{
+    aff_net *n;
+    AFF_TRY(aff__calloc(&n, 1, sizeof *n, "placed network", err));
+    r->placed = n;
+    *n = *r->source;
+    r->net = n;
+    for (int l = 0; l < n->layers; l++) AFF_TRY(block(r, &n->layer[l], err));
+    AFF_TRY(weight(r, &n->embed, err));
+    AFF_TRY(weight(r, &n->head, err));
+    AFF_TRY(floats(r, &n->norm, n->cfg.hidden, err));
+    AFF_TRY(hyper(r, &n->hc_head, err));
+    AFF_TRY(floats(r, &n->rope.freq, n->rope.pairs, err));
+    AFF_TRY(floats(r, &n->rope_compressed.freq, n->rope_compressed.pairs, err));
+    AFF_TRY(place_experts(r, n->experts, n->layers, &r->experts, err));
+    const aff_expert_shape s = aff__experts_shape(n->experts);
+    r->shape_table = s.table;
+    if (s.table) AFF_TRY(array(r, &r->shape_table, 2 * sizeof *s.table, err));
+    return n->draft == AFF_DRAFT_NONE ? AFF_OK : draft(r, n, err);
+}
