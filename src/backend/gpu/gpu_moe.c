@@ -45,6 +45,16 @@ static aff_k_moe plan_arrays(aff_gpu *g, uint64_t entries, uint64_t items)
     return m;
 }
 
+/* Copies of the codebook with which the streaming kernels run here; 0: they do not. */
+static int32_t stream_copies(const aff_gpu *g, const aff_expert_shape *s)
+{
+    const int32_t widest = s->hidden > s->inter ? s->hidden : s->inter;
+    if (s->dtype != AFF_Q2P875G) return 0;
+    for (int32_t c = 8; c; c /= 2)
+        if (aff__k_stream_smem(c, widest) <= (size_t)aff__rt_info(g->rt)->shared_bytes) return c;
+    return 0;
+}
+
 static void routed(aff_backend *b, const aff_expert_shape *s, const aff_expert_table *e, int layer, const int32_t *picks, const float *weights,
                    const float *x, int T, int K, float *y)
 {
@@ -63,11 +73,16 @@ static void routed(aff_backend *b, const aff_expert_shape *s, const aff_expert_t
     quantise(g, NULL, n, s->inter, AFF_G_HQ, &a.hq, &a.hs);
     const unsigned threads = (unsigned)((e->experts < 1024 ? e->experts : 1024) + 31) & ~31u;
     aff__gpu_launch(g, AFF_K_plan, 1, threads, 12 * (uint64_t)e->experts, &(aff_k_plan){picks, weights, a.plan, T, K, e->experts, batch});
-    if (few) {
+    a.copies = few ? stream_copies(g, s) : 0;
+    if (a.copies || !few) a.h = aff__gpu_scratch(g, AFF_G_H, (uint64_t)n * (uint64_t)s->inter * sizeof(float));
+    if (a.copies) {
+        const int units = aff__rt_info(g->rt)->units;
+        aff__gpu_launch(g, AFF_K_experts_stream_up, units, 512, aff__k_stream_smem(a.copies, s->hidden), &a);
+        aff__gpu_launch(g, AFF_K_experts_stream_down, units, 512, aff__k_stream_smem(a.copies, s->inter), &a);
+    } else if (few) {
         aff__gpu_launch(g, AFF_K_experts_up, (int64_t)items * up_tiles, 128, aff__k_experts_smem(a.dtype, s->hidden) + 4096, &a);
         aff__gpu_launch(g, AFF_K_experts_down, (int64_t)items * down_tiles, 128, aff__k_experts_smem(a.dtype, s->inter), &a);
     } else {
-        a.h = aff__gpu_scratch(g, AFF_G_H, (uint64_t)n * (uint64_t)s->inter * sizeof(float));
         aff__gpu_launch(g, AFF_K_experts_many_up, (int64_t)items * up_tiles, 256, aff__k_experts_many_smem(g->amd), &a);
         quantise(g, a.h, n, s->inter, AFF_G_HQ, &a.hq, &a.hs);
         aff__gpu_launch(g, AFF_K_experts_many_down, (int64_t)items * down_tiles, 256, aff__k_experts_many_smem(g->amd), &a);

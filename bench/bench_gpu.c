@@ -1,0 +1,269 @@
+/* bench_gpu - kernels of the device at the sizes of DeepSeek-V4-Flash, each launched over several sets of weights inside one graph, with
+ * the bytes it must read over its time beside the rate of a large copy on the same device.
+ *     bench_gpu [cuda:0 | hip:0 | emu]
+ */
+#include "backend/gpu/rt.h"
+#include "base/mem.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SETS = 8, REPS = 5, ROUNDS = 4, HIDDEN = 4096, INTER = 2048, PICKS = 6 };
+
+static aff_rt *rt;
+static aff_stream *stream;
+static double copy_rate; /* bytes a second, read and written together */
+static aff_error err;
+
+static void must(aff_status s)
+{
+    if (s == AFF_OK) return;
+    fprintf(stderr, "bench_gpu: %s\n", err.msg);
+    exit(1);
+}
+
+static void *device(uint64_t bytes)
+{
+    void *p;
+    must(aff__rt_alloc(rt, &p, bytes, "bench", &err));
+    return p;
+}
+
+static void put(void *to, const void *from, uint64_t bytes)
+{
+    must(aff__rt_copy(rt, stream, to, from, bytes, &err));
+    must(aff__rt_sync(rt, stream, &err));
+}
+
+/* Pseudo-random bytes, the same block repeated. */
+static void *noise(uint64_t bytes, uint8_t mask)
+{
+    static uint8_t block[1 << 20];
+    uint32_t x = 12345;
+    for (size_t i = 0; i < sizeof block; i++) x = x * 1664525u + 1013904223u, block[i] = (uint8_t)(x >> 24) & mask;
+    char *p = device(bytes);
+    for (uint64_t at = 0; at < bytes; at += sizeof block) must(aff__rt_copy(rt, stream, p + at, block, bytes - at < sizeof block ? bytes - at : sizeof block, &err));
+    must(aff__rt_sync(rt, stream, &err));
+    return p;
+}
+
+typedef void (*launch_fn)(void *ctx, int set);
+
+/* Microseconds of one launch. */
+static double time_of(launch_fn f, void *ctx)
+{
+    aff_graph *g;
+    aff_event *a, *b;
+    float best = 1e30f, ms;
+    for (int i = 0; i < SETS; i++) f(ctx, i); /* scratch, modules */
+    must(aff__rt_sync(rt, stream, &err));
+    must(aff__rt_capture_begin(rt, stream, &err));
+    for (int i = 0; i < SETS * ROUNDS; i++) f(ctx, i % SETS);
+    must(aff__rt_capture_end(rt, stream, &g, &err));
+    must(aff__rt_event_create(rt, &a, &err));
+    must(aff__rt_event_create(rt, &b, &err));
+    for (int i = 0; i < REPS; i++) {
+        must(aff__rt_record(rt, a, stream, &err));
+        must(aff__rt_graph_launch(rt, g, stream, &err));
+        must(aff__rt_record(rt, b, stream, &err));
+        must(aff__rt_event_sync(rt, b, &err));
+        must(aff__rt_elapsed(rt, a, b, &ms, &err));
+        best = ms < best ? ms : best;
+    }
+    aff__rt_graph_free(rt, g);
+    aff__rt_event_free(rt, a);
+    aff__rt_event_free(rt, b);
+    return 1000.0 * best / (SETS * ROUNDS);
+}
+
+static void report(const char *what, int T, double us, double bytes, double flop)
+{
+    printf("%-28s T %5d %9.2f us %8.1f MB %7.2f TB/s %5.1f %% of the copy's", what, T, us, bytes / 1e6, bytes / us / 1e6, 100 * bytes / us * 1e6 / copy_rate);
+    if (flop > 0) printf(" %7.1f TFLOP/s", flop / us / 1e6);
+    printf("\n");
+    fflush(stdout);
+}
+
+/* ---- a large copy ---- */
+
+typedef struct copy_job {
+    char *from, *to;
+    uint64_t bytes;
+} copy_job;
+
+static void copy_launch(void *ctx, int set)
+{
+    const copy_job *j = ctx;
+    must(aff__rt_copy(rt, stream, j->to, j->from, j->bytes, &err));
+}
+
+/* ---- dense ---- */
+
+typedef struct dense_job {
+    aff_k_dense d[SETS];
+    int T;
+    unsigned grid;
+    bool few;
+} dense_job;
+
+static void dense_launch(void *ctx, int set)
+{
+    const dense_job *j = ctx;
+    const bool amd = aff__rt_info(rt)->fragment_columns == 16;
+    if (j->few)
+        must(aff__rt_launch(rt, stream, AFF_K_dense_few, j->grid, 256, 8192, 0, &j->d[set], &err));
+    else
+        must(aff__rt_launch(rt, stream, AFF_K_dense_many, j->grid, 256, (unsigned)aff__k_many_smem(amd), 0, &j->d[set], &err));
+}
+
+/* `count` matrices of rows x cols (groups of `groups`) that read the same x. */
+static void dense(const char *what, int count, int rows, int cols, int groups, aff_dtype dtype, int T)
+{
+    static dense_job j;
+    const bool amd = aff__rt_info(rt)->fragment_columns == 16, bf16 = dtype == AFF_BF16;
+    const uint64_t bytes = (uint64_t)rows * (uint64_t)cols * (bf16 ? 2 : 1), scales = (uint64_t)(rows / 128 + 1) * (uint64_t)(cols / 128 + 1);
+    uint16_t *x = noise((uint64_t)T * (uint64_t)cols * (uint64_t)groups * 2, 0x3f);
+    float *y = device((uint64_t)T * (uint64_t)rows * 4 * (uint64_t)count);
+    void *kept[SETS * 2 * AFF_K_MATRICES];
+    int n = 0;
+    j = (dense_job){.T = T, .few = T <= AFF_K_FEW};
+    for (int s = 0; s < SETS; s++) {
+        int32_t tiles = 0;
+        j.d[s].count = count, j.d[s].T = T;
+        for (int i = 0; i < count; i++) {
+            aff_k_matrix *m = &j.d[s].m[i];
+            *m = (aff_k_matrix){.data = noise(bytes, 0x3f), .scale = noise(scales, 0x7f), .x = x, .y = y + (uint64_t)i * (uint64_t)T * (uint64_t)rows, .ldx = (int64_t)cols * groups, .ldy = rows,
+                                .rows = rows, .cols = cols, .dtype = (int32_t)dtype, .group_rows = rows / groups, .tile0 = tiles};
+            tiles += aff__k_dense_tiles(m, j.few ? 16 : aff__k_many_rows(amd));
+            kept[n++] = (void *)(uintptr_t)m->data;
+            kept[n++] = (void *)(uintptr_t)m->scale;
+        }
+        j.grid = (unsigned)tiles * (j.few ? 1u : (unsigned)((T + 127) / 128));
+    }
+    report(what, T, time_of(dense_launch, &j), (double)bytes * count, 2.0 * rows * cols * count * T);
+    while (n) aff__rt_free(rt, kept[--n]);
+    aff__rt_free(rt, x);
+    aff__rt_free(rt, y);
+}
+
+/* ---- routed experts ---- */
+
+typedef struct expert_job {
+    aff_k_experts a[SETS];
+    int which; /* 0: up, 1: down, of the streaming kernels; 2, 3: of the plain ones; 4, 5: many */
+    int items;
+} expert_job;
+
+static void expert_launch(void *ctx, int set)
+{
+    const expert_job *j = ctx;
+    const aff_k_experts *a = &j->a[set];
+    const bool amd = aff__rt_info(rt)->fragment_columns == 16;
+    const unsigned units = (unsigned)aff__rt_info(rt)->units, items = (unsigned)j->items;
+    if (j->which == 0) must(aff__rt_launch(rt, stream, AFF_K_experts_stream_up, units, 512, (unsigned)aff__k_stream_smem(a->copies, HIDDEN), 0, a, &err));
+    if (j->which == 1) must(aff__rt_launch(rt, stream, AFF_K_experts_stream_down, units, 512, (unsigned)aff__k_stream_smem(a->copies, INTER), 0, a, &err));
+    if (j->which == 2) must(aff__rt_launch(rt, stream, AFF_K_experts_up, items * INTER / 128, 128, (unsigned)aff__k_experts_smem(a->dtype, HIDDEN) + 4096, 0, a, &err));
+    if (j->which == 3) must(aff__rt_launch(rt, stream, AFF_K_experts_down, items * HIDDEN / 128, 128, (unsigned)aff__k_experts_smem(a->dtype, INTER), 0, a, &err));
+    if (j->which == 4) must(aff__rt_launch(rt, stream, AFF_K_experts_many_up, items * INTER / 64, 256, (unsigned)aff__k_experts_many_smem(amd), 0, a, &err));
+    if (j->which == 5) must(aff__rt_launch(rt, stream, AFF_K_experts_many_down, items * HIDDEN / 64, 256, (unsigned)aff__k_experts_many_smem(amd), 0, a, &err));
+}
+
+/* T rows that choose 6 of `experts` experts. */
+static void experts(int T, int n)
+{
+    static expert_job j;
+    const uint64_t weights = (uint64_t)HIDDEN * INTER, codes = weights / 64 * 20, fields = weights / 64 * 3;
+    const bool few = T <= AFF_K_FEW, amd = aff__rt_info(rt)->fragment_columns == 16;
+    const int batch = few ? AFF_K_ITEM_FEW : aff__k_item_many(amd), K = PICKS, E = n;
+    int16_t table[8192];
+    for (int i = 0; i < 8192; i++) table[i] = (int16_t)((i * 2654435761u >> 22) % 961 & ~63u) * (i & 1 ? -1 : 1);
+    int16_t *dt = device(sizeof table);
+    put(dt, table, sizeof table);
+    int32_t *picks = malloc(sizeof(int32_t) * (size_t)(T * K));
+    float *w = malloc(sizeof(float) * (size_t)(T * K));
+    for (int i = 0; i < T * K; i++) picks[i] = (i % K * (E / K) + i / K * 7 % (E / K)) % E, w[i] = 0.1f;
+    int32_t *dp = device((uint64_t)(T * K) * 4);
+    float *dw = device((uint64_t)(T * K) * 4);
+    put(dp, picks, (uint64_t)(T * K) * 4);
+    put(dw, w, (uint64_t)(T * K) * 4);
+    int used = 0;
+    for (int e = 0; e < E; e++)
+        for (int i = 0; i < T * K; i++)
+            if (picks[i] == e) {
+                used++;
+                break;
+            }
+    const int max = aff__k_max_items(T, K, E, batch);
+    aff_k_moe m = {device(8), device(sizeof(aff_k_item) * (uint64_t)max), device((uint64_t)(T * K) * 4), device((uint64_t)(T * K) * 4), device((uint64_t)(T * K) * 4)};
+    const aff_k_plan pl = {.picks = dp, .weights = dw, .plan = m, .T = T, .K = K, .experts = E, .batch = batch};
+    must(aff__rt_launch(rt, stream, AFF_K_plan, 1, (unsigned)((E < 1024 ? E : 1024) + 31) & ~31u, 12 * (unsigned)E, 0, &pl, &err));
+    int8_t *xq = noise((uint64_t)T * HIDDEN, 0xff), *hq = noise((uint64_t)(T * K) * INTER, 0xff);
+    float *xs = (float *)noise((uint64_t)T * 32 * 4, 0x3f), *hs = (float *)noise((uint64_t)(T * K) * 16 * 4, 0x3f), *h = device((uint64_t)(T * K) * INTER * 4), *y = device((uint64_t)(T * K) * HIDDEN * 4);
+    must(aff__rt_fill(rt, stream, h, 0x3c, (uint64_t)(T * K) * INTER * 4, &err));
+    uint8_t *c = noise(codes * 3, 0xff), *f = noise(fields * 3, 0xff), *r = noise(2 * (HIDDEN + 2 * INTER), 0x3f);
+    aff_expert *host = malloc(sizeof *host * (size_t)E);
+    const int sets = few ? SETS : 1;
+    char *slab = noise((codes + fields) * 3 * (uint64_t)E * (uint64_t)sets, 0xff);
+    must(aff__rt_sync(rt, stream, &err));
+    for (int s = 0; s < SETS; s++) {
+        for (int e = 0; e < E; e++) {
+            char *at = slab + (codes + fields) * 3 * (uint64_t)(s % sets * E + e);
+            aff_expert_mat *mat[3] = {&host[e].gate, &host[e].up, &host[e].down};
+            for (int k = 0; k < 3; k++) {
+                *mat[k] = (aff_expert_mat){(uint8_t *)at, (uint8_t *)at + codes, r};
+                at += codes + fields;
+            }
+        }
+        aff_expert *de = device(sizeof *host * (uint64_t)E);
+        put(de, host, sizeof *host * (uint64_t)E);
+        j.a[s] = (aff_k_experts){.plan = m, .expert = de, .table = dt, .xq = xq, .xs = xs, .h = h, .hq = hq, .hs = hs, .y = y, .dtype = AFF_Q2P875G, .hidden = HIDDEN, .inter = INTER, .K = K, .copies = 8, .limit = 10};
+    }
+    while (j.a[0].copies && aff__k_stream_smem(j.a[0].copies, HIDDEN) > (size_t)aff__rt_info(rt)->shared_bytes)
+        for (int s = 0; s < SETS; s++) j.a[s].copies /= 2;
+    j.items = max;
+    const double bytes = (double)(codes + fields) * used, flop = 2.0 * (double)weights * T * K;
+    for (j.which = few ? j.a[0].copies ? 0 : 2 : 4; j.which < (few ? 4 : 6); j.which++) {
+        static const char *const name[] = {"experts up, streamed", "experts down, streamed", "experts up", "experts down", "experts up, many", "experts down, many"};
+        const bool down = j.which & 1;
+        report(name[j.which], T, time_of(expert_launch, &j), bytes * (down ? 1 : 2), flop * (down ? 1 : 2));
+    }
+    aff__rt_free(rt, slab);
+    (void)c, (void)f;
+}
+
+int main(int argc, char **argv)
+{
+    aff_device_spec spec;
+    if (argc > 2 || (argc == 2 && argv[1][0] == '-')) {
+        printf("usage: bench_gpu [cuda:0 | hip:0 | emu]\n");
+        return argc == 2 && !strcmp(argv[1], "--help") ? 0 : 2;
+    }
+    must(aff__device_parse(&spec, argc == 2 ? argv[1] : "cuda:0", &err));
+    must(aff__rt_open(&rt, &spec, &err));
+    must(aff__rt_stream_create(rt, &stream, &err));
+    printf("%s, %s, %d units\n", aff__rt_info(rt)->name, aff__rt_info(rt)->arch, aff__rt_info(rt)->units);
+    copy_job c = {device(1ull << 30), device(1ull << 30), 1ull << 30};
+    must(aff__rt_fill(rt, stream, c.from, 0x35, c.bytes, &err));
+    copy_rate = 1;
+    for (int i = 0; i < 3; i++) copy_rate = 2.0 * (double)c.bytes / time_of(copy_launch, &c) * 1e6;
+    printf("copy of 1 GiB: %.2f TB/s read and written\n", copy_rate / 1e12);
+    aff__rt_free(rt, c.from);
+    aff__rt_free(rt, c.to);
+    static const int few[] = {1, 2, 6, 16}, many[] = {128, 1024, 4096};
+    for (size_t i = 0; i < sizeof few / sizeof *few; i++) experts(few[i], 48);
+    for (size_t i = 0; i < sizeof many / sizeof *many; i++) experts(many[i], 256);
+    for (size_t i = 0; i < 7; i++) {
+        const int T = i < 4 ? few[i] : many[i - 4];
+        dense("wq_a, wkv (1536 x 4096)", 1, 1536, HIDDEN, 1, AFF_FP8, T);
+        dense("wq_b (32768 x 1024)", 1, 32768, 1024, 1, AFF_FP8, T);
+        dense("wo_a (8 x 1024 x 4096)", 1, 8192, HIDDEN, 8, AFF_FP8, T);
+        dense("wo_b (4096 x 8192)", 1, HIDDEN, 8192, 1, AFF_FP8, T);
+        dense("shared gate, up", 2, INTER, HIDDEN, 1, AFF_FP8, T);
+        dense("shared down", 1, HIDDEN, INTER, 1, AFF_FP8, T);
+        dense("compressor (2 x 1024 x 4096)", 2, 1024, HIDDEN, 1, AFF_BF16, T);
+        if (T <= 16) dense("head (129280 x 4096)", 1, 129280, HIDDEN, 1, AFF_BF16, T);
+    }
+    aff__rt_stream_free(rt, stream);
+    aff__rt_close(rt);
+    return 0;
+}
