@@ -83,6 +83,7 @@ static void destroy(aff_backend *b)
         aff__rt_free(g->rt, g->first);
         aff__rt_free(g->rt, (void *)g->table);
         aff__rt_free(g->rt, g->counts);
+        aff__rt_free(g->rt, g->argmax_work);
         aff__rt_host_free(g->rt, g->host_counts);
         aff__rt_stream_free(g->rt, g->s);
         aff__rt_close(g->rt);
@@ -92,7 +93,7 @@ static void destroy(aff_backend *b)
 
 static aff_status open_parts(aff_gpu *g, const aff_device_spec *spec, aff_error *err)
 {
-    const uint64_t Q = AFF_MAX_CHUNK, counts = AFF_G_COUNTS * 2 * sizeof(int32_t);
+    const uint64_t Q = AFF_MAX_CHUNK, counts = AFF_G_COUNTS * 2 * sizeof(int32_t), work = Q * (3 * AFF_G_PARTS + 1) * sizeof(uint32_t);
     AFF_TRY(aff__rt_open(&g->rt, spec, err));
     g->amd = aff__rt_info(g->rt)->fragment_columns == 16;
     AFF_TRY(aff__rt_stream_create(g->rt, &g->s, err));
@@ -101,6 +102,8 @@ static aff_status open_parts(aff_gpu *g, const aff_device_spec *spec, aff_error 
     AFF_TRY(aff__rt_alloc(g->rt, (void **)&g->first, Q * sizeof *g->first, "rows of a pass", err));
     AFF_TRY(aff__rt_alloc(g->rt, (void **)&g->table, Q * sizeof *g->table, "rows of a pass", err));
     AFF_TRY(aff__rt_alloc(g->rt, (void **)&g->counts, counts, "plan counts", err));
+    AFF_TRY(aff__rt_alloc(g->rt, (void **)&g->argmax_work, work, "argmax", err));
+    AFF_TRY(aff__rt_fill(g->rt, g->s, g->argmax_work, 0, work, err));
     return aff__rt_host_alloc(g->rt, (void **)&g->host_counts, counts, "plan counts", err);
 }
 

@@ -171,7 +171,9 @@ static void stream_mean(aff_backend *b, const float *X, int T, int streams, int 
 
 static void argmax(aff_backend *b, const float *x, int T, int n, int32_t *id)
 {
-    aff__gpu_launch(aff__gpu_of(b), AFF_K_argmax, T, 256, 64, &(aff_k_argmax){x, id, n});
+    aff_gpu *g = aff__gpu_of(b);
+    const int parts = n / 4096 < 1 ? 1 : n / 4096 > AFF_G_PARTS ? AFF_G_PARTS : n / 4096;
+    aff__gpu_launch(g, AFF_K_argmax, (int64_t)T * parts, 256, 96, &(aff_k_argmax){.x = x, .id = id, .work = g->argmax_work, .ld = n, .n = n, .parts = parts});
 }
 
 static void sum_experts(aff_backend *b, const float *y, int T, int K, int H, float *f)
