@@ -37,7 +37,8 @@ static aff_status begin(aff_backend *b, const aff_rowset *rs, aff_error *err)
 {
     aff_gpu *g = aff__gpu_of(b);
     const aff_memory *m = b->mem;
-    if (rs->n > AFF_MAX_CHUNK) return aff__fail(err, AFF_E_INVALID, "pass of %d rows: at most %d", rs->n, AFF_MAX_CHUNK);
+    if (rs->n > AFF_MAX_CHUNK)
+        return aff__fail(err, AFF_E_INVALID, "pass of %d rows: at most %d", rs->n, AFF_MAX_CHUNK);
     g->n = rs->n;
     g->n_forms = 0;
     g->q_of = NULL;
@@ -66,7 +67,8 @@ static aff_status finish(aff_backend *b, aff_error *err)
     g->staged = 0;
     for (int i = 0; s == AFF_OK && i < g->moes; i++)
         if (g->host_counts[2 * i + 1])
-            s = aff__fail(err, AFF_E_FORMAT, "mixture of experts %d of the pass: %d picks name no expert (NaN in the weights?)", i,
+            s = aff__fail(err, AFF_E_FORMAT,
+                          "mixture of experts %d of the pass: %d picks name no expert (NaN in the weights?)", i,
                           (int)g->host_counts[2 * i + 1]);
     g->moes = 0;
     return s;
@@ -93,7 +95,8 @@ static void destroy(aff_backend *b)
 
 static aff_status open_parts(aff_gpu *g, const aff_device_spec *spec, aff_error *err)
 {
-    const uint64_t Q = AFF_MAX_CHUNK, counts = AFF_G_COUNTS * 2 * sizeof(int32_t), work = Q * (3 * AFF_G_PARTS + 1) * sizeof(uint32_t);
+    const uint64_t Q = AFF_MAX_CHUNK, counts = AFF_G_COUNTS * 2 * sizeof(int32_t),
+                   work = Q * (uint64_t)aff__gpu_argmax_words(AFF_G_PARTS + 1) * sizeof(uint32_t);
     AFF_TRY(aff__rt_open(&g->rt, spec, err));
     g->amd = aff__rt_info(g->rt)->fragment_columns == 16;
     AFF_TRY(aff__rt_stream_create(g->rt, &g->s, err));
@@ -112,7 +115,8 @@ aff_status aff__gpu_backend(aff_backend **out, const aff_device_spec *spec, aff_
     aff_gpu *g;
     *out = NULL;
     if (num != AFF_FAST)
-        return aff__fail(err, AFF_E_UNSUPPORTED, "--numerics %s: a device computes in fast only; use --device cpu", num == AFF_MATH ? "math" : "sim");
+        return aff__fail(err, AFF_E_UNSUPPORTED, "--numerics %s: a device computes in fast only; use --device cpu",
+                         num == AFF_MATH ? "math" : "sim");
     AFF_TRY(aff__calloc(&g, 1, sizeof *g, "device backend", err));
     g->base.name = "gpu";
     g->base.numerics = num;
