@@ -1,5 +1,5 @@
-/* Puts a network's weights where a backend reads them (backend.h, place): the runner's own copy of the bound network, with addresses
- * of the backend's memory in place of the host's. */
+/* Puts a network's weights where a backend reads them (backend.h, place): the runner's own copy of the bound network,
+ * with addresses of the backend's memory in place of the host's. */
 #include "base/mem.h"
 #include "model/runner.h"
 #include <stdlib.h>
@@ -11,7 +11,10 @@ static aff_status array(aff_runner *r, void *pointer, uint64_t bytes, aff_error 
     return *p ? r->b->place(r->b, p, bytes, "dense weights", err) : AFF_OK;
 }
 
-static aff_status floats(aff_runner *r, const float **p, int64_t n, aff_error *err) { return array(r, p, (uint64_t)n * sizeof(float), err); }
+static aff_status floats(aff_runner *r, const float **p, int64_t n, aff_error *err)
+{
+    return array(r, p, (uint64_t)n * sizeof(float), err);
+}
 
 static aff_status weight(aff_runner *r, aff_weight *w, aff_error *err)
 {
@@ -37,8 +40,9 @@ static aff_status compressor(aff_runner *r, aff_compressor *c, aff_error *err)
 static aff_status block(aff_runner *r, aff_block *b, aff_error *err)
 {
     const aff_config *c = &r->source->cfg;
-    aff_weight *const w[] = {&b->wq_a,     &b->wq_b,         &b->wkv,           &b->wo_a, &b->wo_b,    &b->comp_wkv, &b->comp_wgate, &b->idx_wq_b,
-                             &b->idx_proj, &b->idx_comp_wkv, &b->idx_comp_wgate, &b->gate, &b->sh_gate, &b->sh_up,    &b->sh_down};
+    aff_weight *const w[] = {&b->wq_a,           &b->wq_b,       &b->wkv,      &b->wo_a,     &b->wo_b,
+                             &b->comp_wkv,       &b->comp_wgate, &b->idx_wq_b, &b->idx_proj, &b->idx_comp_wkv,
+                             &b->idx_comp_wgate, &b->gate,       &b->sh_gate,  &b->sh_up,    &b->sh_down};
     for (size_t i = 0; i < sizeof w / sizeof *w; i++) AFF_TRY(weight(r, w[i], err));
     AFF_TRY(hyper(r, &b->hc_attn, err));
     AFF_TRY(hyper(r, &b->hc_ffn, err));

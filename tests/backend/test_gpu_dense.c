@@ -55,7 +55,13 @@ static void run(aff_k_dense *a, bool few)
         a->m[i].tile0 = tiles;
         tiles += aff__k_dense_tiles(&a->m[i], unit);
     }
-    if (few)
+    bool stream = few && draw(&seed, 3) > 0;
+    for (int i = 0; i < a->count; i++) stream &= aff__k_ds_fits(&a->m[i]);
+    a->tiles = tiles;
+    if (stream) {
+        const size_t smem = aff__k_ds_smem(a, draw(&seed, 2) ? 1 << 20 : 8 * 2048 * AFF_K_DS_STAGES + 64 * (size_t)a->T * (size_t)(a->m[0].cols / 128));
+        launch("dense_stream", (unsigned)draw_int(&seed, 1, tiles < 5 ? tiles : 5), 256, smem ? smem : aff__k_ds_smem(a, 1 << 20), a);
+    } else if (few)
         launch("dense_few", (unsigned)tiles, 256, 8192, a);
     else
         launch("dense_many", (unsigned)tiles * up(a->T, 128), 256, aff__k_many_smem(layout_amd), a);
@@ -95,7 +101,8 @@ static void test_shapes(void **state)
         int rows, cols, groups, T;
     } s[] = {{AFF_FP8, 128, 512, 1, 6},  {AFF_FP8, 200, 1280, 1, 17}, {AFF_FP8, 17, 133, 1, 3},    {AFF_FP8, 1, 8, 1, 1},      {AFF_FP8, 64, 192, 4, 19},
              {AFF_FP8, 24, 256, 3, 5},   {AFF_BF16, 130, 384, 1, 16}, {AFF_BF16, 40, 77, 1, 2},    {AFF_BF16, 33, 1096, 2, 7}, {AFF_FP8_32, 96, 256, 1, 9},
-             {AFF_FP8_32, 45, 232, 1, 3}, {AFF_FP8_32, 70, 39, 2, 20}, {AFF_FP8_32, 8, 32, 1, 130}, {AFF_BF16, 3, 64, 1, 140}, {AFF_FP8, 300, 64, 1, 33}};
+             {AFF_FP8_32, 45, 232, 1, 3}, {AFF_FP8_32, 70, 39, 2, 20}, {AFF_FP8_32, 8, 32, 1, 130}, {AFF_BF16, 3, 64, 1, 140}, {AFF_FP8, 300, 64, 1, 33},
+             {AFF_FP8, 160, 1152, 1, 20}, {AFF_FP8, 32, 256, 3, 21},  {AFF_BF16, 48, 1280, 1, 18}, {AFF_BF16, 16, 128, 2, 35}};
     for (size_t i = 0; i < sizeof s / sizeof *s; i++) check(s[i].d, s[i].rows, s[i].cols, s[i].groups, s[i].T);
 }
 
@@ -104,6 +111,16 @@ static void test_several(void **state)
 {
     (void)state;
     product p[4] = {make(AFF_FP8, 50, 256, 1, 6), make(AFF_BF16, 20, 256, 1, 6), make(AFF_FP8, 16, 128, 3, 6), make(AFF_FP8_32, 33, 64, 1, 6)};
+    product q[3] = {make(AFF_FP8, 48, 2048, 1, 6), make(AFF_BF16, 32, 384, 1, 6), make(AFF_FP8, 16, 128, 3, 6)};
+    EACH_LAYOUT
+    {
+        aff_k_dense a = {.count = 3, .T = 6};
+        float *y[3];
+        for (int i = 0; i < 3; i++) a.m[i] = matrix(&q[i], y[i] = NEW(float, 6 * q[i].w.rows), NULL);
+        run(&a, true);
+        for (int i = 0; i < 3; i++) near("several, streamed", y[i], q[i].want, 6, q[i].w.rows, 2e-5), free(y[i]);
+    }
+    for (int i = 0; i < 3; i++) drop(&q[i]);
     EACH_LAYOUT
         for (int few = 0; few < 2; few++) {
             aff_k_dense a = {.count = 4, .T = 6};

@@ -1,4 +1,5 @@
-/* The whole forward pass on the emulated device against the CPU: every layer fed the CPU's input, then promises by bits. */
+/* The whole forward pass on the emulated device against the CPU: every layer fed the CPU's input, then promises by
+ * bits. */
 #include "backend/gpu/gpu.h"
 #include "model/runner.h"
 #include "state/states.h"
@@ -18,7 +19,8 @@ static aff_runner *open_runner(const aff_net *net, const char *device)
 static aff_seq *open_on(const aff_net *n, const aff_runner *r)
 {
     aff_seq *s;
-    must(aff__seq_open(&s, n, &(aff_seq_options){.size = 512, .commit = 64, .margin = 32, .memory = aff__runner_memory(r)}, &err));
+    must(aff__seq_open(
+        &s, n, &(aff_seq_options){.size = 512, .commit = 64, .margin = 32, .memory = aff__runner_memory(r)}, &err));
     return s;
 }
 
@@ -75,7 +77,8 @@ static void layers(const char *device, int rows)
         }
         must(aff__rows_done(gpu, &err));
     }
-    print_message("%s, %d rows: %lld of %lld (row, layer) above 3e-2\n", device, rows, (long long)wrong, (long long)total);
+    print_message("%s, %d rows: %lld of %lld (row, layer) above 3e-2\n", device, rows, (long long)wrong,
+                  (long long)total);
     assert_true(wrong * 50 <= total);
     free(X);
     close_on(cpu, a);
@@ -138,7 +141,8 @@ static void same_in_pieces(const char *device, const int *piece, int n_pieces)
     /* Neighbours (promise 2): both in one pass. */
     aff__seq_reset(b);
     must(aff__forward(r, &(aff_batch){.n = 30, .id = ids[3], .seq = b, .want_from = 30}, &err));
-    const aff_batch two[2] = {{.n = 3, .id = ids[0] + TO + 20, .seq = a, .logits = la}, {.n = 5, .id = ids[3] + 30, .seq = b, .logits = lb}};
+    const aff_batch two[2] = {{.n = 3, .id = ids[0] + TO + 20, .seq = a, .logits = la},
+                              {.n = 5, .id = ids[3] + 30, .seq = b, .logits = lb}};
     must(aff__forward_many(r, two, 2, &err));
     must(aff__seq_rollback(a, TO + 20, &err));
     must(aff__forward(r, &(aff_batch){.n = 3, .id = ids[0] + TO + 20, .seq = a, .logits = lb}, &err));
@@ -173,7 +177,7 @@ static int prepare(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layers_few), cmocka_unit_test(test_layers_many), cmocka_unit_test(test_layers_amd),
+        cmocka_unit_test(test_layers_few), cmocka_unit_test(test_layers_many),  cmocka_unit_test(test_layers_amd),
         cmocka_unit_test(test_promises),   cmocka_unit_test(test_promises_amd),
     };
     return cmocka_run_group_tests(tests, prepare, NULL);

@@ -64,6 +64,18 @@ GK_DEV float gk_rint(float x)
 {
     return rintf(x);
 }
+/* Bytes i and i+1 of v (i = 0 or 2) as the high bytes of two halves. */
+GK_DEV uint32_t gk_high_bytes(uint32_t v, int i)
+{
+    return __byte_perm(v, 0, i ? 0x3424 : 0x1404);
+}
+/* Two bf16 values times 2^120, exact for subnormals too. */
+GK_DEV uint32_t gk_bf16x2_up120(uint32_t v)
+{
+    uint32_t r;
+    asm("fma.rn.bf16x2 %0,%1,%2,%3;" : "=r"(r) : "r"(v), "r"(0x7b807b80u), "r"(0x80008000u));
+    return r;
+}
 /* v rotated right by n < 32. */
 GK_DEV uint32_t gk_rotr(uint32_t v, unsigned n)
 {

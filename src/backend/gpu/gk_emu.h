@@ -74,6 +74,16 @@ GK_DEV float gk_rint(float x)
 {
     return rintf(x);
 }
+/* Bytes i and i+1 of v (i = 0 or 2) as the high bytes of two halves. */
+GK_DEV uint32_t gk_high_bytes(uint32_t v, int i)
+{
+    return i ? (v >> 8 & 0xff00u) | (v & 0xff000000u) : (v & 0xffu) << 8 | (v & 0xff00u) << 16;
+}
+/* Two bf16 values times 2^120, exact for subnormals too. */
+GK_DEV uint32_t gk_bf16x2_up120(uint32_t v)
+{
+    return gk_fbits(gk_bitsf(v << 16) * 0x1p120f) >> 16 | (gk_fbits(gk_bitsf(v & 0xffff0000u) * 0x1p120f) & 0xffff0000u);
+}
 /* v rotated right by n < 32. */
 GK_DEV uint32_t gk_rotr(uint32_t v, unsigned n)
 {

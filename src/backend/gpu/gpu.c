@@ -37,7 +37,8 @@ static aff_status begin(aff_backend *b, const aff_rowset *rs, aff_error *err)
 {
     aff_gpu *g = aff__gpu_of(b);
     const aff_memory *m = b->mem;
-    if (rs->n > AFF_MAX_CHUNK) return aff__fail(err, AFF_E_INVALID, "pass of %d rows: at most %d", rs->n, AFF_MAX_CHUNK);
+    if (rs->n > AFF_MAX_CHUNK)
+        return aff__fail(err, AFF_E_INVALID, "pass of %d rows: at most %d", rs->n, AFF_MAX_CHUNK);
     g->n = rs->n;
     g->n_forms = 0;
     g->q_of = NULL;
@@ -66,7 +67,8 @@ static aff_status finish(aff_backend *b, aff_error *err)
     g->staged = 0;
     for (int i = 0; s == AFF_OK && i < g->moes; i++)
         if (g->host_counts[2 * i + 1])
-            s = aff__fail(err, AFF_E_FORMAT, "mixture of experts %d of the pass: %d picks name no expert (NaN in the weights?)", i,
+            s = aff__fail(err, AFF_E_FORMAT,
+                          "mixture of experts %d of the pass: %d picks name no expert (NaN in the weights?)", i,
                           (int)g->host_counts[2 * i + 1]);
     g->moes = 0;
     return s;
@@ -83,6 +85,7 @@ static void destroy(aff_backend *b)
         aff__rt_free(g->rt, g->first);
         aff__rt_free(g->rt, (void *)g->table);
         aff__rt_free(g->rt, g->counts);
+        aff__rt_free(g->rt, g->argmax_work);
         aff__rt_host_free(g->rt, g->host_counts);
         aff__rt_stream_free(g->rt, g->s);
         aff__rt_close(g->rt);
@@ -92,7 +95,8 @@ static void destroy(aff_backend *b)
 
 static aff_status open_parts(aff_gpu *g, const aff_device_spec *spec, aff_error *err)
 {
-    const uint64_t Q = AFF_MAX_CHUNK, counts = AFF_G_COUNTS * 2 * sizeof(int32_t);
+    const uint64_t Q = AFF_MAX_CHUNK, counts = AFF_G_COUNTS * 2 * sizeof(int32_t),
+                   work = Q * (uint64_t)aff__gpu_argmax_words(AFF_G_PARTS + 1) * sizeof(uint32_t);
     AFF_TRY(aff__rt_open(&g->rt, spec, err));
     g->amd = aff__rt_info(g->rt)->fragment_columns == 16;
     AFF_TRY(aff__rt_stream_create(g->rt, &g->s, err));
@@ -101,6 +105,8 @@ static aff_status open_parts(aff_gpu *g, const aff_device_spec *spec, aff_error 
     AFF_TRY(aff__rt_alloc(g->rt, (void **)&g->first, Q * sizeof *g->first, "rows of a pass", err));
     AFF_TRY(aff__rt_alloc(g->rt, (void **)&g->table, Q * sizeof *g->table, "rows of a pass", err));
     AFF_TRY(aff__rt_alloc(g->rt, (void **)&g->counts, counts, "plan counts", err));
+    AFF_TRY(aff__rt_alloc(g->rt, (void **)&g->argmax_work, work, "argmax", err));
+    AFF_TRY(aff__rt_fill(g->rt, g->s, g->argmax_work, 0, work, err));
     return aff__rt_host_alloc(g->rt, (void **)&g->host_counts, counts, "plan counts", err);
 }
 
@@ -109,7 +115,8 @@ aff_status aff__gpu_backend(aff_backend **out, const aff_device_spec *spec, aff_
     aff_gpu *g;
     *out = NULL;
     if (num != AFF_FAST)
-        return aff__fail(err, AFF_E_UNSUPPORTED, "--numerics %s: a device computes in fast only; use --device cpu", num == AFF_MATH ? "math" : "sim");
+        return aff__fail(err, AFF_E_UNSUPPORTED, "--numerics %s: a device computes in fast only; use --device cpu",
+                         num == AFF_MATH ? "math" : "sim");
     AFF_TRY(aff__calloc(&g, 1, sizeof *g, "device backend", err));
     g->base.name = "gpu";
     g->base.numerics = num;

@@ -24,7 +24,7 @@ typedef struct aff_gpu_region {
     uint64_t bytes;
 } aff_gpu_region;
 
-enum { AFF_G_FORMS = 32, AFF_G_STAGE = 1 << 20, AFF_G_COUNTS = 160 };
+enum { AFF_G_FORMS = 32, AFF_G_STAGE = 1 << 20, AFF_G_COUNTS = 160, AFF_G_PARTS = 32 };
 
 typedef struct aff_gpu {
     aff_backend base;
@@ -48,9 +48,11 @@ typedef struct aff_gpu {
     int64_t *pos;  /* [AFF_MAX_CHUNK] device */
     int32_t *first;
     const aff_layer_state **table;
-    int32_t *counts;      /* [AFF_G_COUNTS][2] device: items of a plan, bad picks */
-    int32_t *host_counts; /* pinned */
-    int moes;             /* plans made in the pass */
+    int32_t *counts;       /* [AFF_G_COUNTS][2] device: items of a plan, bad picks */
+    int32_t *host_counts;  /* pinned */
+    int moes;              /* plans made in the pass */
+    uint32_t *argmax_work; /* for each number of parts an area of its own: [AFF_MAX_CHUNK][3*parts+1], its counters zero
+                              between launches */
     /* Float arrays whose bf16 form is in place. */
     const float *form[AFF_G_FORMS];
     int n_forms;
@@ -61,7 +63,16 @@ typedef struct aff_gpu {
     } scratch[AFF_G_SCRATCHES];
 } aff_gpu;
 
-static inline aff_gpu *aff__gpu_of(aff_backend *b) { return (aff_gpu *)b; }
+/* Words a row in the areas of fewer parts. */
+static inline int aff__gpu_argmax_words(int parts)
+{
+    return 3 * parts * (parts - 1) / 2 + parts - 1;
+}
+
+static inline aff_gpu *aff__gpu_of(aff_backend *b)
+{
+    return (aff_gpu *)b;
+}
 
 /* Notes the first failure. */
 void aff__gpu_note(aff_gpu *g, aff_status s, const aff_error *err);
@@ -69,8 +80,8 @@ void aff__gpu_launch(aff_gpu *g, aff_kernel k, int64_t grid, unsigned block, uin
 /* `bytes` of scratch; NULL after a failure was noted. */
 void *aff__gpu_scratch(aff_gpu *g, aff_gpu_scratch which, uint64_t bytes);
 
-/* gpu_forms.c. The bf16 form of x: where it is kept (NULL outside every allocation); noting that a kernel wrote it; forgetting the forms of
- * n floats from x that were written; and the form itself, converted if it is not in place. */
+/* gpu_forms.c. The bf16 form of x: where it is kept (NULL outside every allocation); noting that a kernel wrote it;
+ * forgetting the forms of n floats from x that were written; and the form itself, converted if it is not in place. */
 uint16_t *aff__gpu_bf16(aff_gpu *g, const float *x);
 void aff__gpu_has_form(aff_gpu *g, const float *x);
 void aff__gpu_wrote(aff_gpu *g, const float *x, int64_t n);

@@ -1,10 +1,19 @@
 /* Router, routed experts, SwiGLU (spec model-v4 8). */
 #include "backend/gpu/gpu_internal.h"
 
-static void route(aff_backend *b, const aff_router *r, const float *logits, const int32_t *ids, int T, int32_t *picks, float *weights)
+static void route(aff_backend *b, const aff_router *r, const float *logits, const int32_t *ids, int T, int32_t *picks,
+                  float *weights)
 {
-    const aff_k_route a = {.logits = logits, .bias = r->bias, .hash = r->hash, .ids = ids, .picks = picks, .weights = weights,
-                           .scoring = (int32_t)r->scoring, .experts = r->experts, .picks_n = r->picks, .scale = r->scale};
+    const aff_k_route a = {.logits = logits,
+                           .bias = r->bias,
+                           .hash = r->hash,
+                           .ids = ids,
+                           .picks = picks,
+                           .weights = weights,
+                           .scoring = (int32_t)r->scoring,
+                           .experts = r->experts,
+                           .picks_n = r->picks,
+                           .scale = r->scale};
     aff__gpu_launch(aff__gpu_of(b), AFF_K_route, T, 32, 8 * (uint64_t)r->experts, &a);
 }
 
@@ -18,7 +27,10 @@ static void swiglu(aff_backend *b, float *a, const float *bb, float limit, int T
     aff__gpu_has_form(g, a);
 }
 
-static uint64_t up16(uint64_t n) { return (n + 15) & ~15ull; }
+static uint64_t up16(uint64_t n)
+{
+    return (n + 15) & ~15ull;
+}
 
 /* int8 and scales of x[T][n] in scratch `which`. */
 static void quantise(aff_gpu *g, const float *x, int T, int n, aff_gpu_scratch which, int8_t **q, float **s)
@@ -55,15 +67,23 @@ static int32_t stream_copies(const aff_gpu *g, const aff_expert_shape *s)
     return 0;
 }
 
-static void routed(aff_backend *b, const aff_expert_shape *s, const aff_expert_table *e, int layer, const int32_t *picks, const float *weights,
-                   const float *x, int T, int K, float *y)
+static void routed(aff_backend *b, const aff_expert_shape *s, const aff_expert_table *e, int layer,
+                   const int32_t *picks, const float *weights, const float *x, int T, int K, float *y)
 {
     aff_gpu *g = aff__gpu_of(b);
     const bool few = T <= AFF_K_FEW;
-    const int32_t batch = few ? AFF_K_ITEM_FEW : aff__k_item_many(g->amd), items = aff__k_max_items(T, K, e->experts, batch);
-    const int n = T * K, up_tiles = (s->inter + (few ? 127 : 63)) / (few ? 128 : 64), down_tiles = (s->hidden + (few ? 127 : 63)) / (few ? 128 : 64);
-    aff_k_experts a = {.plan = plan_arrays(g, (uint64_t)n, (uint64_t)items), .expert = e->expert + (int64_t)layer * e->experts,
-                       .table = s->table ? s->table[0][0] : NULL, .y = y, .dtype = (int32_t)s->dtype, .hidden = s->hidden, .inter = s->inter, .K = K,
+    const int32_t batch = few ? AFF_K_ITEM_FEW : aff__k_item_many(g->amd),
+                  items = aff__k_max_items(T, K, e->experts, batch);
+    const int n = T * K, up_tiles = (s->inter + (few ? 127 : 63)) / (few ? 128 : 64),
+              down_tiles = (s->hidden + (few ? 127 : 63)) / (few ? 128 : 64);
+    aff_k_experts a = {.plan = plan_arrays(g, (uint64_t)n, (uint64_t)items),
+                       .expert = e->expert + (int64_t)layer * e->experts,
+                       .table = s->table ? s->table[0][0] : NULL,
+                       .y = y,
+                       .dtype = (int32_t)s->dtype,
+                       .hidden = s->hidden,
+                       .inter = s->inter,
+                       .K = K,
                        .limit = s->swiglu_limit};
     int8_t *xq;
     float *xs;
@@ -85,7 +105,8 @@ static void routed(aff_backend *b, const aff_expert_shape *s, const aff_expert_t
     } else {
         aff__gpu_launch(g, AFF_K_experts_many_up, (int64_t)items * up_tiles, 256, aff__k_experts_many_smem(g->amd), &a);
         quantise(g, a.h, n, s->inter, AFF_G_HQ, &a.hq, &a.hs);
-        aff__gpu_launch(g, AFF_K_experts_many_down, (int64_t)items * down_tiles, 256, aff__k_experts_many_smem(g->amd), &a);
+        aff__gpu_launch(g, AFF_K_experts_many_down, (int64_t)items * down_tiles, 256, aff__k_experts_many_smem(g->amd),
+                        &a);
     }
     aff__gpu_wrote(g, y, (int64_t)n * s->hidden);
 }

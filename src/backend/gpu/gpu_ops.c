@@ -1,5 +1,5 @@
-/* Ops on whole rows: embedding, hyper-connections, norms, products. Which arrays have their bf16 form in place is kept here; a kernel
- * that can writes it beside the float32 result, and a product converts what is missing. */
+/* Ops on whole rows: embedding, hyper-connections, norms, products. Which arrays have their bf16 form in place is kept
+ * here; a kernel that can writes it beside the float32 result, and a product converts what is missing. */
 #include "backend/gpu/gpu_internal.h"
 
 /* ---- forms ---- */
@@ -46,7 +46,8 @@ const uint16_t *aff__gpu_form(aff_gpu *g, const float *x, int T, int n)
 static aff_k_forms all_forms(aff_gpu *g, float *x, int T, int n)
 {
     const uint64_t codes = (uint64_t)T * (uint64_t)n;
-    int8_t *q = aff__gpu_scratch(g, AFF_G_XQ, ((codes + 15) & ~15ull) + (uint64_t)T * (uint64_t)((n + 127) / 128) * 4 + 16);
+    int8_t *q =
+        aff__gpu_scratch(g, AFF_G_XQ, ((codes + 15) & ~15ull) + (uint64_t)T * (uint64_t)((n + 127) / 128) * 4 + 16);
     aff__gpu_wrote(g, x, (int64_t)codes);
     aff__gpu_has_form(g, x);
     g->q_of = x;
@@ -55,17 +56,45 @@ static aff_k_forms all_forms(aff_gpu *g, float *x, int T, int n)
 
 /* ---- products ---- */
 
-static bool in_floats(const aff_weight *w) { return w->wide || w->dtype == AFF_F32; }
+static bool in_floats(const aff_weight *w)
+{
+    return w->wide || w->dtype == AFF_F32;
+}
 
 static void wide(aff_gpu *g, const aff_weight *w, const float *x, int T, float *y, float *ss)
 {
-    const aff_k_wide a = {.w = w->data, .x = x, .y = y, .ss = ss, .ldx = w->cols, .ldy = w->rows, .T = T, .rows = w->rows, .cols = w->cols,
-                          .bf16 = w->dtype == AFF_BF16, .round = !w->wide};
+    const aff_k_wide a = {.w = w->data,
+                          .x = x,
+                          .y = y,
+                          .ss = ss,
+                          .ldx = w->cols,
+                          .ldy = w->rows,
+                          .T = T,
+                          .rows = w->rows,
+                          .cols = w->cols,
+                          .bf16 = w->dtype == AFF_BF16,
+                          .round = !w->wide};
     const int64_t cuts = (w->cols + 1023) / 1024;
     if (T <= AFF_K_FEW)
-        aff__gpu_launch(g, AFF_K_wide_small, (int64_t)w->rows * ((T + 7) / 8) + (ss ? (T + 15) / 16 : 0), 512, 32 * (uint64_t)cuts, &a);
+        aff__gpu_launch(g, AFF_K_wide_small, (int64_t)w->rows * ((T + 7) / 8) + (ss ? (T + 15) / 16 : 0), 512,
+                        32 * (uint64_t)cuts, &a);
     else
-        aff__gpu_launch(g, AFF_K_wide_big, (int64_t)((w->rows + 3) / 4) * ((T + 7) / 8) + (ss ? (T + 3) / 4 : 0), 128, 128 * (uint64_t)cuts, &a);
+        aff__gpu_launch(g, AFF_K_wide_big, (int64_t)((w->rows + 3) / 4) * ((T + 7) / 8) + (ss ? (T + 3) / 4 : 0), 128,
+                        128 * (uint64_t)cuts, &a);
+}
+
+/* The streaming kernel, if the matrices and the device are for it. */
+static bool stream(aff_gpu *g, aff_k_dense *d, int32_t tiles)
+{
+    const aff_rt_info *info = aff__rt_info(g->rt);
+    for (int i = 0; i < d->count; i++)
+        if (!aff__k_ds_fits(&d->m[i])) return false;
+    const size_t smem = aff__k_ds_smem(d, (size_t)info->shared_bytes / 2), two = smem ? smem : aff__k_ds_smem(d, (size_t)info->shared_bytes);
+    const int32_t blocks = info->units * (smem ? 2 : 1);
+    if (!two) return false;
+    d->tiles = tiles;
+    aff__gpu_launch(g, AFF_K_dense_stream, tiles < blocks ? tiles : blocks, 256, two, d);
+    return true;
 }
 
 static void dense(aff_gpu *g, aff_k_dense *d, int T)
@@ -77,6 +106,7 @@ static void dense(aff_gpu *g, aff_k_dense *d, int T)
         d->m[i].tile0 = tiles;
         tiles += aff__k_dense_tiles(&d->m[i], rows);
     }
+    if (T <= AFF_K_FEW && stream(g, d, tiles)) return;
     if (T <= AFF_K_FEW)
         aff__gpu_launch(g, AFF_K_dense_few, tiles, 256, 8192, d);
     else
@@ -91,8 +121,15 @@ static void products(aff_backend *b, const aff_product *p, int count, int T)
         const aff_weight *w = p[i].w;
         const int groups = p[i].groups > 1 ? p[i].groups : 1;
         if (in_floats(w)) continue;
-        aff_k_matrix m = {.data = w->data, .scale = w->scale, .y = p[i].y, .ldx = (int64_t)groups * w->cols, .ldy = w->rows, .rows = w->rows,
-                          .cols = w->cols, .dtype = (int32_t)w->dtype, .group_rows = w->rows / groups};
+        aff_k_matrix m = {.data = w->data,
+                          .scale = w->scale,
+                          .y = p[i].y,
+                          .ldx = (int64_t)groups * w->cols,
+                          .ldy = w->rows,
+                          .rows = w->rows,
+                          .cols = w->cols,
+                          .dtype = (int32_t)w->dtype,
+                          .group_rows = w->rows / groups};
         m.x = aff__gpu_form(g, p[i].x, T, groups * w->cols);
         if (groups > 1) m.yb = aff__gpu_bf16(g, p[i].y); /* the next product reads it */
         d.m[d.count++] = m;
@@ -120,7 +157,8 @@ static void embed(aff_backend *b, const aff_weight *w, const int32_t *ids, int T
 }
 
 /* Both hc ops: mixes and sums of squares, then the rest. */
-static void hc(aff_gpu *g, const aff_hc *h, const float *X, int T, int H, const float *norm, float eps, float *u, float *x, float *post, float *comb)
+static void hc(aff_gpu *g, const aff_hc *h, const float *X, int T, int H, const float *norm, float eps, float *u,
+               float *x, float *post, float *comb)
 {
     const int rows = h->fn.rows, N = h->streams;
     float *m = aff__gpu_scratch(g, AFF_G_MIXES, (uint64_t)AFF_MAX_CHUNK * (uint64_t)(rows + 1) * sizeof(float));
@@ -128,23 +166,41 @@ static void hc(aff_gpu *g, const aff_hc *h, const float *X, int T, int H, const 
     float *ss = m + (int64_t)AFF_MAX_CHUNK * rows;
     wide(g, &h->fn, X, T, m, ss);
     aff__gpu_wrote(g, u, (int64_t)T * H);
-    const aff_k_hc_pre a = {.X = X, .m = m, .ss = ss, .scale = h->scale, .base = h->base, .u = u, .w = norm, .y = all_forms(g, x, T, H), .post = post,
-                            .comb = comb, .T = T, .H = H, .N = N, .iters = h->iters, .hc_eps = h->eps, .rms_eps = h->rms_eps, .norm_eps = eps};
+    const aff_k_hc_pre a = {.X = X,
+                            .m = m,
+                            .ss = ss,
+                            .scale = h->scale,
+                            .base = h->base,
+                            .u = u,
+                            .w = norm,
+                            .y = all_forms(g, x, T, H),
+                            .post = post,
+                            .comb = comb,
+                            .T = T,
+                            .H = H,
+                            .N = N,
+                            .iters = h->iters,
+                            .hc_eps = h->eps,
+                            .rms_eps = h->rms_eps,
+                            .norm_eps = eps};
     const uint64_t smem = 4 * (uint64_t)H;
     aff__gpu_launch(g, AFF_K_hc_pre, (int64_t)T * (comb ? 2 : 1), 256, smem < 256 ? 256 : smem, &a);
 }
 
-static void hc_pre(aff_backend *b, const aff_hc *h, const float *X, int T, int H, const float *norm, float eps, float *u, float *x, float *post, float *comb)
+static void hc_pre(aff_backend *b, const aff_hc *h, const float *X, int T, int H, const float *norm, float eps,
+                   float *u, float *x, float *post, float *comb)
 {
     hc(aff__gpu_of(b), h, X, T, H, norm, eps, u, x, post, comb);
 }
 
-static void hc_head(aff_backend *b, const aff_hc *h, const float *X, int T, int H, const float *norm, float eps, float *u, float *x)
+static void hc_head(aff_backend *b, const aff_hc *h, const float *X, int T, int H, const float *norm, float eps,
+                    float *u, float *x)
 {
     hc(aff__gpu_of(b), h, X, T, H, norm, eps, u, x, NULL, NULL);
 }
 
-static void hc_post(aff_backend *b, float *f, const float *y, int K, const float *post, const float *comb, int T, int streams, int H, float *X)
+static void hc_post(aff_backend *b, float *f, const float *y, int K, const float *post, const float *comb, int T,
+                    int streams, int H, float *X)
 {
     aff_gpu *g = aff__gpu_of(b);
     const aff_k_hc_post a = {.X = X, .f = f, .y = y, .post = post, .comb = comb, .T = T, .H = H, .N = streams, .K = K};
@@ -171,7 +227,11 @@ static void stream_mean(aff_backend *b, const float *X, int T, int streams, int 
 
 static void argmax(aff_backend *b, const float *x, int T, int n, int32_t *id)
 {
-    aff__gpu_launch(aff__gpu_of(b), AFF_K_argmax, T, 256, 64, &(aff_k_argmax){x, id, n});
+    aff_gpu *g = aff__gpu_of(b);
+    const int parts = n / 4096 < 1 ? 1 : n / 4096 > AFF_G_PARTS ? AFF_G_PARTS : n / 4096;
+    uint32_t *work = g->argmax_work + AFF_MAX_CHUNK * aff__gpu_argmax_words(parts);
+    aff__gpu_launch(g, AFF_K_argmax, (int64_t)T * parts, 256, 96,
+                    &(aff_k_argmax){.x = x, .id = id, .work = work, .ld = n, .n = n, .parts = parts});
 }
 
 static void sum_experts(aff_backend *b, const float *y, int T, int K, int H, float *f)

@@ -16,6 +16,7 @@
     X(hc_post, 256)        \
     X(stream_mean, 256)    \
     X(dense_few, 256)      \
+    X(dense_stream, 256)   \
     X(dense_many, 256)     \
     X(query, 256)          \
     X(kv, 256)             \
@@ -36,7 +37,11 @@
     X(experts_many_up, 256) \
     X(experts_many_down, 256) \
     X(argmax, 256)         \
-    X(sum_experts, 256)
+    X(sum_experts, 256) \
+    X(adjust, 256)         \
+    X(weights, 256)        \
+    X(sample, 1024)        \
+    X(accept, 256)
 
 /* The rows of a pass (types.h, aff_rowset). The state of row t in layer l is seq[t][l]: one table of layers per sequence, device
  * pointers inside, uploaded once; row and key of aff_layer_state are not used on the device, formats come as arguments. */
@@ -133,6 +138,13 @@ typedef struct aff_k_stream_mean {
     int32_t T, H, N;
 } aff_k_stream_mean;
 
+/* ceil(T*H / 256) x 256, 0 B. f = (y[0] + y[1] + ...) + f, as hc_post does on its way. */
+typedef struct aff_k_sum_experts {
+    const float *y; /* [T][K][H] */
+    float *f;       /* [T][H] */
+    int32_t T, K, H;
+} aff_k_sum_experts;
+
 /* ---- dense.inc ---- */
 
 /* One matrix of a launch. */
@@ -150,13 +162,17 @@ typedef struct aff_k_matrix {
 
 /* Several matrices in one launch, so that all products of one input are one node.
  * dense_few: (tiles of 16 rows) x 256, 8192 B; T <= 16.
+ * dense_stream: any grid x 256, aff__k_ds_smem(&a, room): T <= 16, all matrices as aff__k_ds_fits says; tiles: of 16 rows, all matrices
+ *   together; flip as aff__k_ds_smem sets it. The same bits, at the speed of memory (densestream.inc).
  * dense_many: (tiles of aff__k_many_rows() rows) * ceil(T/128) x 256, aff__k_many_smem(). The same bits as dense_few. */
 enum { AFF_K_MATRICES = 8, AFF_K_FEW = 16 };
 typedef struct aff_k_dense {
     aff_k_matrix m[AFF_K_MATRICES];
     int32_t count, T;
+    int32_t tiles, flip; /* dense_stream */
 } aff_k_dense;
 typedef aff_k_dense aff_k_dense_few;
+typedef aff_k_dense aff_k_dense_stream;
 typedef aff_k_dense aff_k_dense_many;
 
 /* Weight rows of a dense_many tile and its shared memory, by device kind. */
@@ -166,6 +182,21 @@ static inline size_t aff__k_many_smem(bool amd) { return (size_t)(aff__k_many_ro
 static inline int32_t aff__k_dense_tiles(const aff_k_matrix *m, int32_t rows_of_tile)
 {
     return m->rows / m->group_rows * ((m->group_rows + rows_of_tile - 1) / rows_of_tile);
+}
+
+enum { AFF_K_DS_STAGES = 4 };
+static inline bool aff__k_ds_fits(const aff_k_matrix *m)
+{
+    return (m->dtype == AFF_FP8 || m->dtype == AFF_BF16) && m->cols % 128 == 0 && m->group_rows % 16 == 0 && m->ldx % 8 == 0;
+}
+/* Shared memory, at most `room`, and a->flip: floats between the two buffers of partials, 0 if there is room for one only. 0: not even that. */
+static inline size_t aff__k_ds_smem(aff_k_dense *a, size_t room)
+{
+    size_t cuts = 0;
+    for (int i = 0; i < a->count; i++) cuts = (size_t)a->m[i].cols / 128 > cuts ? (size_t)a->m[i].cols / 128 : cuts;
+    const size_t ring = 8 * AFF_K_DS_STAGES * 2048, part = cuts * (size_t)a->T * 64;
+    a->flip = ring + 2 * part <= room ? (int32_t)(part / 4) : 0;
+    return ring + part > room ? 0 : a->flip ? ring + 2 * part : ring + part;
 }
 
 /* ---- rows.inc ---- */
@@ -283,22 +314,6 @@ typedef struct aff_k_topk {
     int32_t ratio, topk;
 } aff_k_topk;
 
-/* ---- small.inc ---- */
-
-/* T x 256, 64 B. id[t]: the lowest index of the largest of x[t][0..n); a NaN never wins. */
-typedef struct aff_k_argmax {
-    const float *x;
-    int32_t *id;
-    int32_t n;
-} aff_k_argmax;
-
-/* ceil(T*H / 256) x 256, 0 B. f = (y[0] + y[1] + ...) + f, as hc_post does on its way. */
-typedef struct aff_k_sum_experts {
-    const float *y; /* [T][K][H] */
-    float *f;       /* [T][H] */
-    int32_t T, K, H;
-} aff_k_sum_experts;
-
 /* ---- moe.inc ---- */
 
 /* T x 32, 8 * experts B. The router of backend.h; experts <= 1024. */
@@ -396,4 +411,68 @@ static inline size_t aff__k_experts_many_smem(bool amd)
     const size_t n = (size_t)aff__k_item_many(amd);
     return (128 + n) * (amd ? 272 : 320) + 4 * n + 1024 + 16384;
 }
+
+/* ---- sample.inc ---- */
+
+/* T * parts x 256, 96 B. id[t] = the lowest index of the largest of x[t]; a NaN counts as the lowest value. */
+typedef struct aff_k_argmax {
+    const float *x; /* [T][ld] */
+    int32_t *id;    /* [T] */
+    int32_t *bad;   /* NULL or [T]: the row has a NaN or +inf, or nothing above -inf: what the sampler refuses */
+    uint32_t *work; /* [T][3 * parts + 1], zero before the first launch */
+    int64_t ld;
+    int32_t n, parts; /* blocks of a row, 1 .. n */
+} aff_k_argmax;
+
+/* How the logits of a row are adjusted (engine/logits.h), and a grammar's mask, which comes last. */
+typedef struct aff_k_adjustment {
+    double repetition, presence, frequency;
+    const int32_t *all, *output; /* [vocab] occurrences */
+    const int32_t *bias_id;      /* [n_bias], in the order given */
+    const float *bias;
+    const uint32_t *mask;        /* NULL or [ceil(vocab/32)]: a token without its bit becomes -inf */
+    int32_t n_bias;
+} aff_k_adjustment;
+/* T * ceil(vocab/256) x 256, 0 B. y may be x. */
+typedef struct aff_k_adjust {
+    const float *x; /* [T][ld] */
+    float *y;       /* [T][ld] */
+    const aff_k_adjustment *row; /* [T] */
+    int64_t ld;
+    int32_t vocab;
+} aff_k_adjust;
+
+/* aff_sampling as the device needs it. */
+typedef struct aff_k_draw {
+    double temperature;
+    int64_t top_k;
+    uint64_t top_p; /* ceil(top_p * 2^53) */
+    uint64_t least; /* ceil(min_p * 2^44) */
+    uint64_t seed;
+    uint32_t choice;
+} aff_k_draw;
+/* argmax first, with bad. weights: T * ceil(vocab/256) x 256, 0 B: w from the logits. sample: T x 1024, 4608 B: id[t] = the token at
+ * position pos[t]+1, -1 where bad. */
+typedef struct aff_k_sampler {
+    const float *x;         /* [T][ld] logits */
+    const aff_k_draw *draw; /* [T] */
+    const int32_t *top, *bad; /* [T] from argmax */
+    const int64_t *pos;     /* [T] */
+    uint64_t *w;            /* [T][vocab] */
+    int32_t *id;            /* [T] */
+    int64_t ld;
+    int32_t vocab;
+} aff_k_sampler;
+typedef aff_k_sampler aff_k_weights;
+typedef aff_k_sampler aff_k_sample;
+
+/* ceil(blocks/256) x 256, 0 B. Block i ran rows start[i] .. start[i+1]-1: a decided token, then a draft. kept[i]: rows that count, 1 at
+ * least; next[i]: the token decided for the position after them. */
+typedef struct aff_k_accept {
+    const int32_t *start;  /* [blocks+1] */
+    const int32_t *ids;    /* [T] as run */
+    const int32_t *chosen; /* [T] */
+    int32_t *kept, *next;  /* [blocks] */
+    int32_t blocks;
+} aff_k_accept;
 #endif

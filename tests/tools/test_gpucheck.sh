@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# aff-gpucheck: every op and every code on emulated devices of both fragment layouts, layers of a small model; without a device it skips.
+# usage: test_gpucheck.sh BIN SOURCE
+set -eu
+bin=$1 src=$2
+fail() { echo "$*" >&2; exit 1; }
+"$bin/aff-gpucheck" --device emu:128M --rounds 2 --dq -m "$src/tests/golden/v4-sim/ckpt-dspark" --rows 60 || fail "emu: failed"
+"$bin/aff-gpucheck" --device emu-amd:128M --rounds 2 --dq || fail "emu-amd: failed"
+out=$("$bin/aff-gpucheck" --device emu:1M --rounds 1 2>&1) && fail "1 MB of memory passed: $out"
+grep -q "out of memory" <<<"$out" || fail "expected 'out of memory', got: $out"
+for d in cpu gpu emu: cuda:x; do
+    "$bin/aff-gpucheck" --device $d >/dev/null 2>&1 && fail "--device $d passed"
+    [ $? = 1 ] || true
+done
+"$bin/aff-gpucheck" --list | grep -q '^cuda' || fail "--list names no cuda line"
+if ! "$bin/aff-gpucheck" --list | grep -q '^cuda:0'; then
+    out=$("$bin/aff-gpucheck" --device cuda:0) || fail "without a card: exit code $?"
+    grep -q '^SKIP: ' <<<"$out" || fail "without a card: $out"
+fi
