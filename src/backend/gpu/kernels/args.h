@@ -189,12 +189,12 @@ static inline bool aff__k_ds_fits(const aff_k_matrix *m)
 {
     return (m->dtype == AFF_FP8 || m->dtype == AFF_BF16) && m->cols % 128 == 0 && m->group_rows % 16 == 0 && m->ldx % 8 == 0;
 }
-/* Shared memory, at most `room`, and a->flip: floats between the two buffers of partials, 0 if there is room for one only. 0: not even that. */
+/* Shared memory, at most `room`, and a->flip: floats between the two buffers of partials and scales, 0 if there is room for one only. 0: not even that. */
 static inline size_t aff__k_ds_smem(aff_k_dense *a, size_t room)
 {
     size_t cuts = 0;
     for (int i = 0; i < a->count; i++) cuts = (size_t)a->m[i].cols / 128 > cuts ? (size_t)a->m[i].cols / 128 : cuts;
-    const size_t ring = 8 * AFF_K_DS_STAGES * 2048, part = cuts * (size_t)a->T * 64;
+    const size_t ring = 8 * AFF_K_DS_STAGES * 2048, part = cuts * ((size_t)a->T * 64 + 4);
     a->flip = ring + 2 * part <= room ? (int32_t)(part / 4) : 0;
     return ring + part > room ? 0 : a->flip ? ring + 2 * part : ring + part;
 }
