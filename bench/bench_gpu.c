@@ -143,6 +143,7 @@ static void dense(const char *what, int count, int rows, int cols, int groups, a
         j.d[s].tiles = tiles;
         j.grid = (unsigned)tiles * (j.few ? 1u : (unsigned)((T + 127) / 128));
         if (j.few && aff__k_ds_fits(&j.d[s].m[0])) {
+            aff__k_ds_solo(&j.d[s], aff__rt_info(rt)->units);
             const size_t room = (size_t)aff__rt_info(rt)->shared_bytes, two = aff__k_ds_smem(&j.d[s], room / 2);
             const unsigned blocks = (unsigned)aff__rt_info(rt)->units * (two ? 2 : 1);
             j.smem = (unsigned)(two ? two : aff__k_ds_smem(&j.d[s], room));

@@ -59,6 +59,7 @@ static void run(aff_k_dense *a, bool few)
     for (int i = 0; i < a->count; i++) stream &= aff__k_ds_fits(&a->m[i]);
     a->tiles = tiles;
     if (stream) {
+        aff__k_ds_solo(a, draw(&seed, 2) ? 0 : 1 << 20);
         const size_t smem = aff__k_ds_smem(a, draw(&seed, 2) ? 1 << 20 : 8 * 2048 * AFF_K_DS_STAGES + (64 * (size_t)a->T + 4) * (size_t)(a->m[0].cols / 128));
         launch("dense_stream", (unsigned)draw_int(&seed, 1, tiles < 5 ? tiles : 5), 256, smem ? smem : aff__k_ds_smem(a, 1 << 20), a);
     } else if (few)

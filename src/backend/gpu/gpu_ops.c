@@ -89,10 +89,11 @@ static bool stream(aff_gpu *g, aff_k_dense *d, int32_t tiles)
     const aff_rt_info *info = aff__rt_info(g->rt);
     for (int i = 0; i < d->count; i++)
         if (!aff__k_ds_fits(&d->m[i])) return false;
+    d->tiles = tiles;
+    aff__k_ds_solo(d, info->units);
     const size_t smem = aff__k_ds_smem(d, (size_t)info->shared_bytes / 2), two = smem ? smem : aff__k_ds_smem(d, (size_t)info->shared_bytes);
     const int32_t blocks = info->units * (smem ? 2 : 1);
     if (!two) return false;
-    d->tiles = tiles;
     aff__gpu_launch(g, AFF_K_dense_stream, tiles < blocks ? tiles : blocks, 256, two, d);
     return true;
 }

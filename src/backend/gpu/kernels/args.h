@@ -169,7 +169,7 @@ enum { AFF_K_MATRICES = 8, AFF_K_FEW = 16 };
 typedef struct aff_k_dense {
     aff_k_matrix m[AFF_K_MATRICES];
     int32_t count, T;
-    int32_t tiles, flip; /* dense_stream */
+    int32_t tiles, flip, solo; /* dense_stream */
 } aff_k_dense;
 typedef aff_k_dense aff_k_dense_few;
 typedef aff_k_dense aff_k_dense_stream;
@@ -189,11 +189,17 @@ static inline bool aff__k_ds_fits(const aff_k_matrix *m)
 {
     return (m->dtype == AFF_FP8 || m->dtype == AFF_BF16) && m->cols % 128 == 0 && m->group_rows % 16 == 0 && m->ldx % 8 == 0;
 }
+/* Sets a->solo: a tile a warp, for T <= 16 on `units` multiprocessors; a->tiles is set. */
+static inline void aff__k_ds_solo(aff_k_dense *a, int32_t units)
+{
+    a->solo = a->tiles >= 8 * units;
+    for (int i = 0; i < a->count; i++) a->solo &= a->m[i].cols <= 32 * 128;
+}
 /* Shared memory, at most `room`, and a->flip: floats between the two buffers of partials and scales, 0 if there is room for one only. 0: not even that. */
 static inline size_t aff__k_ds_smem(aff_k_dense *a, size_t room)
 {
     size_t cuts = 0;
-    for (int i = 0; i < a->count; i++) cuts = (size_t)a->m[i].cols / 128 > cuts ? (size_t)a->m[i].cols / 128 : cuts;
+    for (int i = 0; i < a->count && !a->solo; i++) cuts = (size_t)a->m[i].cols / 128 > cuts ? (size_t)a->m[i].cols / 128 : cuts;
     const size_t ring = 8 * AFF_K_DS_STAGES * 2048, part = cuts * ((size_t)a->T * 64 + 4);
     a->flip = ring + 2 * part <= room ? (int32_t)(part / 4) : 0;
     return ring + part > room ? 0 : a->flip ? ring + 2 * part : ring + part;
