@@ -196,6 +196,7 @@ static void bench_experts(aff_dtype dtype, const char *name, int level)
 
 typedef struct position {
     float *q, *k, *o, *sink, *w, *score;
+    aff_index_query query;
     const float **key;
     int n, *sel, *scratch;
 } position;
@@ -208,8 +209,7 @@ static void run_attend(void *ctx)
 static void run_index(void *ctx)
 {
     position *p = ctx;
-    const aff_rowfmt f = aff__rowfmt_f32(128);
-    aff__cpu_index_scores(p->q, p->w, 64, &f, p->k, p->n, p->score);
+    aff__cpu_index_scores(&p->query, p->k, p->n, p->score);
 }
 static void run_topk(void *ctx)
 {

@@ -1,4 +1,4 @@
-/* attend.c - attention of one position and index scores: dispatch and the scalar forms. */
+/* attend.c - attention of one position: dispatch and the scalar forms. */
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/inner_scalar.h"
 #include "backend/mathfn.h"
@@ -70,12 +70,6 @@ void aff__cpu_attend_keys(const float *q, int heads, int D, const aff_keyset *k,
     }
 }
 
-void aff__cpu_index_scores(const float *iq, const float *w, int heads, const aff_rowfmt *f, const void *ik, int n,
-                           float *score)
-{
-    aff__cpu_inner_now()->index_scores(iq, w, heads, f, ik, n, score);
-}
-
 /* One head over one cut of keys, merged into (M, Z, V). */
 static void attend_cut(const float *q, int D, const float *const *key, int n, float scale, float *M, float *Z, float *V)
 {
@@ -102,21 +96,4 @@ void aff__attend_scalar(const float *q, int heads, int D, const float *const *ke
                         float *Z, float *V)
 {
     for (int h = 0; h < heads; h++) attend_cut(q + (int64_t)h * D, D, key, n, scale, &M[h], &Z[h], V + (int64_t)h * D);
-}
-
-void aff__index_scores_scalar(const float *iq, const float *w, int heads, const aff_rowfmt *f, const uint8_t *ik, int n,
-                              float *score)
-{
-    float buf[AFF__HADAMARD_MAX]; /* a coded key is no wider than the transform in front of it */
-    for (int g = 0; g < n; g++) {
-        const uint8_t *row = ik + (int64_t)g * f->bytes;
-        const float *key = f->coded ? buf : (const float *)(const void *)row;
-        float s = 0.0f;
-        if (f->coded) aff__row_decode(f, row, buf);
-        for (int h = 0; h < heads; h++) {
-            float d = aff__dot_scalar(iq + (int64_t)h * f->n, key, f->n);
-            s = fmaf(w[h], d > 0.0f ? d : 0.0f, s);
-        }
-        score[g] = s;
-    }
 }

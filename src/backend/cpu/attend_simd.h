@@ -1,4 +1,4 @@
-/* attend_simd.h - attention of one position and index scores over simd16.h, included once per instruction set.
+/* attend_simd.h - attention of one position over simd16.h, included once per instruction set.
  *
  * All heads share the key rows, so a few heads go through the cut together: first their scores, a few keys at a time;
  * then the weighted sum, a strip of columns at a time, whose lanes stay in registers over the whole cut. A cut of 64
@@ -129,38 +129,4 @@ static void attend_simd(const float *q, int heads, int D, const float *const *ke
     for (; h + AT_HEADS <= heads; h += AT_HEADS)
         attend_group(q + (int64_t)h * D, D, key, n, scale, M + h, Z + h, V + (int64_t)h * D);
     for (; h < heads; h++) attend_one(q + (int64_t)h * D, D, key, n, scale, M + h, Z + h, V + (int64_t)h * D);
-}
-
-/* Sixteen keys g at a time are the lanes of the sum over heads. */
-static void index_scores_simd(const float *iq, const float *w, int heads, const aff_rowfmt *f, const uint8_t *ik, int n,
-                              float *score)
-{
-    _Alignas(64) float buf[16 * AFF__HADAMARD_MAX]; /* a coded key is no wider than the transform in front of it */
-    const int D = f->n;
-    for (int g = 0; g < n; g += 16) {
-        int live = aff__min_int(16, n - g), h = 0;
-        const float *key[16];
-        for (int j = 0; j < live; j++) {
-            const uint8_t *row = ik + (int64_t)(g + j) * f->bytes;
-            key[j] = f->coded ? buf + j * D : (const float *)(const void *)row;
-            if (f->coded) row_simd(f, row, buf + j * D);
-        }
-        for (int j = live; j < 16; j++) key[j] = key[live - 1];
-        v16 s = v16_zero();
-        for (; h < heads; h += AT_HEADS) {
-            float dots[AT_HEADS][16];
-            int some = aff__min_int(AT_HEADS, heads - h);
-            const float *q = iq + (int64_t)h * D;
-            for (int j = 0; j < live; j += AT_KEYS) {
-                if (some == AT_HEADS)
-                    at_dots(AT_HEADS, AT_KEYS, q, D, key + j, D, &dots[0][j], 16);
-                else
-                    for (int i = 0; i < some; i++)
-                        at_dots(1, AT_KEYS, q + (int64_t)i * D, D, key + j, D, &dots[i][j], 16);
-            }
-            for (int i = 0; i < some; i++)
-                s = v16_fma(v16_set1(w[h + i]), v16_max(v16_load_part(dots[i], live), v16_zero()), s);
-        }
-        v16_store_part(score + g, s, live);
-    }
 }

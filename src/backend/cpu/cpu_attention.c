@@ -2,6 +2,7 @@
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/inner.h"
 #include "backend/mathfn.h"
+#include "base/mem.h"
 #include "quant/numbers.h"
 #include <math.h>
 #include <string.h>
@@ -199,20 +200,39 @@ void aff__cpu_compress(aff_backend *b, const aff_compressor *c, const aff_rope *
 
 /* ---- selection and attention ---- */
 
+/* Scratch of a thread: the query as its keys need it, its weights, scores of all groups, room for the choice. */
+typedef struct {
+    char *query;
+    float *weight, *score;
+    int *chosen;
+} select_scratch;
+
 typedef struct {
     aff_cpu *cpu;
     const aff_rowset *rs;
     const float *iq, *w;
-    int heads, dim, ratio, topk, max_groups;
+    int heads, dim, ratio, topk;
+    uint64_t query_bytes, weight_bytes, score_bytes; /* multiples of 64 */
     int *sel;
-    int64_t row; /* score_task: the row at work, its scores, its scaled weights */
-    float *score, *weight;
+    int64_t row; /* score_task: the row at work, its query and scores */
+    const aff_index_query *query;
+    float *score;
 } select_job;
 
-static void scale_weights(const select_job *j, int64_t t, float *w)
+static select_scratch scratch_of(const select_job *j, int thread)
 {
+    char *p = aff__cpu_scratch(j->cpu, thread);
+    return (select_scratch){p, (float *)(void *)(p + j->query_bytes), (float *)(void *)(p + j->query_bytes + j->weight_bytes),
+                            (int *)(void *)(p + j->query_bytes + j->weight_bytes + j->score_bytes)};
+}
+
+static aff_index_query query_of(const select_job *j, int64_t t, const select_scratch *s)
+{
+    aff_index_query q;
     const float f = 1.0f / sqrtf((float)j->dim * (float)j->heads);
-    for (int h = 0; h < j->heads; h++) w[h] = j->w[t * j->heads + h] * f;
+    for (int h = 0; h < j->heads; h++) s->weight[h] = j->w[t * j->heads + h] * f;
+    aff__cpu_index_prepare(&q, j->iq + t * j->heads * j->dim, s->weight, j->heads, j->rs->state[t]->key, s->query);
+    return q;
 }
 
 static int group_count(const select_job *j, int64_t t) { return (int)((j->rs->pos[t] + 1) / j->ratio); }
@@ -224,22 +244,16 @@ static bool takes_all(const select_job *j, int64_t t)
     return n <= j->topk;
 }
 
-static void score_groups(const select_job *j, int64_t t, int from, int n, const float *w, float *score)
-{
-    const aff_layer_state *s = j->rs->state[t];
-    aff__cpu_index_scores(j->iq + t * j->heads * j->dim, w, j->heads, s->key, (const uint8_t *)s->ikey + (int64_t)from * s->key->bytes, n, score);
-}
-
-/* A row a task: scratch is [groups] scores, [heads] weights, [groups] for the choice. */
+/* A row a task. */
 static void select_row(void *ctx, int64_t t, int thread)
 {
     const select_job *j = ctx;
     if (takes_all(j, t)) return;
-    float *score = aff__cpu_scratch(j->cpu, thread), *w = score + j->max_groups;
+    const select_scratch s = scratch_of(j, thread);
     const int n = group_count(j, t);
-    scale_weights(j, t, w);
-    score_groups(j, t, 0, n, w, score);
-    aff__cpu_topk(score, n, j->topk, j->sel + t * j->topk, (int *)(w + j->heads));
+    const aff_index_query q = query_of(j, t, &s);
+    aff__cpu_index_scores(&q, j->rs->state[t]->ikey, n, s.score);
+    aff__cpu_topk(s.score, n, j->topk, j->sel + t * j->topk, s.chosen);
 }
 
 enum { SCORE_PIECE = 4096 };
@@ -247,9 +261,21 @@ enum { SCORE_PIECE = 4096 };
 /* A piece of one row's groups a task: all threads have work when rows are few and the context is long. */
 static void score_task(void *ctx, int64_t piece, int thread)
 {
+    (void)thread;
     const select_job *j = ctx;
     const int from = (int)piece * SCORE_PIECE, left = group_count(j, j->row) - from;
-    score_groups(j, j->row, from, left < SCORE_PIECE ? left : SCORE_PIECE, j->weight, j->score + from);
+    const aff_layer_state *s = j->rs->state[j->row];
+    aff__cpu_index_scores(j->query, (const uint8_t *)s->ikey + (int64_t)from * s->key->bytes, left < SCORE_PIECE ? left : SCORE_PIECE, j->score + from);
+}
+
+static uint64_t query_bytes(const aff_rowset *rs, int heads)
+{
+    uint64_t most = 0;
+    for (int t = 0; t < rs->n; t++) {
+        const uint64_t n = aff__cpu_index_bytes(heads, rs->state[t]->key);
+        most = n > most ? n : most;
+    }
+    return aff__align_up(most, 64);
 }
 
 aff_status aff__cpu_index_select(aff_backend *b, const aff_rowset *rs, const float *iq, const float *w, int heads, int dim, int ratio, int topk,
@@ -258,20 +284,24 @@ aff_status aff__cpu_index_select(aff_backend *b, const aff_rowset *rs, const flo
     int64_t groups = 1;
     for (int t = 0; t < rs->n; t++) groups = (rs->pos[t] + 1) / ratio > groups ? (rs->pos[t] + 1) / ratio : groups;
     aff_cpu *c = aff__cpu_of(b);
-    AFF_TRY(aff__cpu_reserve(c, (uint64_t)groups * 8 + (uint64_t)heads * 4, err));
-    select_job j = {c, rs, iq, w, heads, dim, ratio, topk, (int)groups, sel};
+    select_job j = {.cpu = c, .rs = rs, .iq = iq, .w = w, .heads = heads, .dim = dim, .ratio = ratio, .topk = topk, .sel = sel};
+    j.query_bytes = query_bytes(rs, heads);
+    j.weight_bytes = aff__align_up((uint64_t)heads * sizeof(float), 64);
+    j.score_bytes = aff__align_up((uint64_t)groups * sizeof(float), 64);
+    AFF_TRY(aff__cpu_reserve(c, j.query_bytes + j.weight_bytes + 2 * j.score_bytes, err));
     if (rs->n >= 2 * aff__pool_threads(c->pool) || groups < 2 * SCORE_PIECE) {
         aff__pool_run(c->pool, select_row, &j, rs->n);
         return AFF_OK;
     }
-    j.score = aff__cpu_scratch(c, 0);
-    j.weight = j.score + groups;
+    const select_scratch s = scratch_of(&j, 0);
+    j.score = s.score;
     for (j.row = 0; j.row < rs->n; j.row++) {
         if (takes_all(&j, j.row)) continue;
         const int n = group_count(&j, j.row);
-        scale_weights(&j, j.row, j.weight);
+        const aff_index_query q = query_of(&j, j.row, &s);
+        j.query = &q;
         aff__pool_run(c->pool, score_task, &j, (n + SCORE_PIECE - 1) / SCORE_PIECE);
-        aff__cpu_topk(j.score, n, topk, sel + j.row * topk, (int *)(j.weight + heads));
+        aff__cpu_topk(j.score, n, topk, sel + j.row * topk, s.chosen);
     }
     return AFF_OK;
 }
