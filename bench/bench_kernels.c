@@ -196,9 +196,9 @@ static void bench_experts(aff_dtype dtype, const char *name, int level)
 
 typedef struct position {
     float *q, *k, *o, *sink, *w, *score;
-    aff_index_query query;
     const float **key;
     int n, *sel, *scratch;
+    aff_index_query query;
 } position;
 
 static void run_attend(void *ctx)

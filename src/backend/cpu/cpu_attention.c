@@ -313,8 +313,15 @@ typedef struct {
     const aff_keyset *keys;
     const aff_rope *rope;
     const int64_t *pos;
-    float *o;
+    float *o, scale;
+    /* A row's cuts spread over the threads, WAVE of them a thread at a time, in tasks of RUN. */
+    int64_t row;
+    int first, count;         /* cuts of the wave */
+    uint64_t at, result_bytes; /* in a thread's scratch: where results begin, size of one */
+    float *M, *Z;
 } attend_job;
+
+enum { WAVE = 8, RUN = 4 };
 
 static void attend_task(void *ctx, int64_t task, int thread)
 {
@@ -323,9 +330,61 @@ static void attend_task(void *ctx, int64_t task, int thread)
     const int h0 = (int)(task % j->parts) * j->part, nh = h0 + j->part < j->heads ? j->part : j->heads - h0, D = j->D;
     float *buf = aff__cpu_scratch(j->cpu, thread), *cs = buf + (int64_t)AFF__KEY_CUT * D, *sn = cs + j->rope->pairs;
     float *o = j->o + (t * j->heads + h0) * D;
-    aff__cpu_attend_keys(j->q + (t * j->heads + h0) * D, nh, D, &j->keys[t], j->sink + h0, (float)(1.0 / sqrt((double)D)), buf, o);
+    aff__cpu_attend_keys(j->q + (t * j->heads + h0) * D, nh, D, &j->keys[t], j->sink + h0, j->scale, buf, o);
     rope_table(j->rope, j->pos[t], cs, sn);
     for (int h = 0; h < nh; h++) rotate(o + (int64_t)h * D, D, j->rope, cs, sn, -1);
+}
+
+/* m, z [heads] and v [heads][D] of the wave's cut number i. */
+static float *cut_result(const attend_job *j, int i)
+{
+    const int threads = aff__pool_threads(j->cpu->pool);
+    char *scratch = aff__cpu_scratch(j->cpu, i % threads);
+    return (float *)(void *)(scratch + j->at + (uint64_t)(i / threads) * j->result_bytes);
+}
+
+static void cut_task(void *ctx, int64_t task, int thread)
+{
+    const attend_job *j = ctx;
+    const int from = (int)task * RUN, to = from + RUN < j->count ? from + RUN : j->count;
+    for (int i = from; i < to; i++) {
+        float *r = cut_result(j, i);
+        aff__cpu_attend_cut(j->q + j->row * j->heads * j->D, j->heads, j->D, &j->keys[j->row], j->first + i, j->scale,
+                            aff__cpu_scratch(j->cpu, thread), r, r + j->heads, r + 2 * j->heads);
+    }
+}
+
+static void merge_task(void *ctx, int64_t h, int thread)
+{
+    (void)thread;
+    const attend_job *j = ctx;
+    float *o = j->o + (j->row * j->heads + h) * j->D;
+    if (j->first == 0) {
+        j->M[h] = j->sink[h], j->Z[h] = 1.0f;
+        memset(o, 0, (size_t)j->D * sizeof *o);
+    }
+    for (int i = 0; i < j->count; i++) {
+        const float *r = cut_result(j, i);
+        aff__cpu_attend_merge(j->D, r[h], r[j->heads + h], r + 2 * j->heads + h * j->D, &j->M[h], &j->Z[h], o);
+    }
+}
+
+static void attend_by_cuts(attend_job *j, int cuts)
+{
+    aff_pool *pool = j->cpu->pool;
+    const int wave = WAVE * aff__pool_threads(pool);
+    for (j->first = 0; j->first < cuts; j->first += wave) {
+        j->count = cuts - j->first < wave ? cuts - j->first : wave;
+        aff__pool_run(pool, cut_task, j, (j->count + RUN - 1) / RUN);
+        aff__pool_run(pool, merge_task, j, j->heads);
+    }
+    float *cs = aff__cpu_scratch(j->cpu, 0), *sn = cs + j->rope->pairs; /* where the keys were */
+    rope_table(j->rope, j->pos[j->row], cs, sn);
+    for (int h = 0; h < j->heads; h++) {
+        float *o = j->o + (j->row * j->heads + h) * j->D;
+        for (int d = 0; d < j->D; d++) o[d] /= j->Z[h];
+        rotate(o, j->D, j->rope, cs, sn, -1);
+    }
 }
 
 /* Heads of one task: as many as leave every thread two tasks, since each task brings the keys to float32 again; 4 at least. */
@@ -335,13 +394,29 @@ static int heads_of_task(int T, int heads, int threads)
     return heads <= 4 || part > heads ? heads : part < 4 ? 4 : part;
 }
 
+static int cuts_of(const aff_keyset *k) { return (k->n_raw + k->n_comp + k->n_extra + AFF__KEY_CUT - 1) / AFF__KEY_CUT; }
+
+/* Few rows with long lists: by cuts, each of whose keys comes to float32 once for all heads. Else heads are dealt out. */
 aff_status aff__cpu_attend_rows(aff_backend *b, const float *q, int T, int heads, int D, const aff_keyset *keys, const float *sink, const aff_rope *rope,
                                 const int64_t *pos, float *o, aff_error *err)
 {
     aff_cpu *c = aff__cpu_of(b);
-    AFF_TRY(aff__cpu_reserve(c, ((uint64_t)AFF__KEY_CUT * (uint64_t)D + 2 * (uint64_t)rope->pairs) * sizeof(float), err));
-    const int part = heads_of_task(T, heads, aff__pool_threads(c->pool));
-    attend_job j = {c, q, sink, heads, D, part, (heads + part - 1) / part, keys, rope, pos, o};
-    aff__pool_run(c->pool, attend_task, &j, (int64_t)T * j.parts);
+    const int threads = aff__pool_threads(c->pool), part = heads_of_task(T, heads, threads);
+    const uint64_t result = aff__align_up((uint64_t)heads * ((uint64_t)D + 2) * sizeof(float), 64);
+    attend_job j = {.cpu = c, .q = q, .sink = sink, .heads = heads, .D = D, .part = part, .parts = (heads + part - 1) / part, .keys = keys, .rope = rope,
+                    .pos = pos, .o = o, .scale = (float)(1.0 / sqrt((double)D)), .result_bytes = result};
+    bool by_cuts = threads > 1 && j.parts > 1;
+    for (int t = 0; t < T; t++) by_cuts = by_cuts && cuts_of(&keys[t]) >= 2 * threads;
+    const uint64_t buf = aff__align_up(((uint64_t)AFF__KEY_CUT * (uint64_t)D + 2 * (uint64_t)rope->pairs) * sizeof(float), 64);
+    const uint64_t sums = aff__align_up(2 * (uint64_t)heads * sizeof(float), 64);
+    j.at = buf + sums;
+    AFF_TRY(aff__cpu_reserve(c, by_cuts ? buf + sums + WAVE * result : buf, err));
+    if (!by_cuts) {
+        aff__pool_run(c->pool, attend_task, &j, (int64_t)T * j.parts);
+        return AFF_OK;
+    }
+    j.M = (float *)(void *)((char *)aff__cpu_scratch(c, 0) + buf);
+    j.Z = j.M + heads;
+    for (j.row = 0; j.row < T; j.row++) attend_by_cuts(&j, cuts_of(&keys[j.row]));
     return AFF_OK;
 }

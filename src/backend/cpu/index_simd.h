@@ -5,10 +5,10 @@
  * integers are in place for the float chain without a sum across lanes. */
 #include "backend/cpu/simd16.h"
 
-enum { IX_HEADS = 4, IX_STREAMS = 4, IX_BLOCKS = AFF__HADAMARD_MAX / AFF__A4_GROUP };
+enum { IX_HEADS = 4, IX_AHEAD = 2176, IX_BLOCKS = AFF__HADAMARD_MAX / AFF__A4_GROUP };
 
 #if defined(__AVX512F__)
-enum { IX_KEYS = 16 };
+enum { IX_KEYS = 16, IX_SETS = 2 };
 typedef __m512i ix_int;
 typedef __m512 ix_float;
 
@@ -60,11 +60,15 @@ AFF__INLINE __m512 ix_scale(__m512i byte)
 }
 
 /* sum + four columns of keys times four of a query. */
-AFF__INLINE __m512i ix_dot(__m512i sum, __m512i key, const int8_t *q)
+AFF__INLINE __m512i ix_four(const int8_t *q)
 {
     int32_t four;
     memcpy(&four, q, 4);
-    return _mm512_dpbusd_epi32(sum, key, _mm512_set1_epi32(four));
+    return _mm512_set1_epi32(four);
+}
+AFF__INLINE __m512i ix_dot(__m512i sum, __m512i key, __m512i four)
+{
+    return _mm512_dpbusd_epi32(sum, key, four);
 }
 AFF__INLINE __m512i ix_none(void)
 {
@@ -92,7 +96,7 @@ AFF__INLINE void ix_store(float *p, ix_float s, int live)
 }
 
 #else
-enum { IX_KEYS = 8 };
+enum { IX_KEYS = 8, IX_SETS = 1 };
 typedef __m256i ix_int;
 typedef __m256 ix_float;
 
@@ -140,11 +144,15 @@ AFF__INLINE __m256 ix_scale(__m256i byte)
 }
 
 /* The sums of a block's 16 pairs stay below 8 * 2 * 24 * 12 in 16 bits. */
-AFF__INLINE __m256i ix_dot(__m256i sum, __m256i key, const int8_t *q)
+AFF__INLINE __m256i ix_four(const int8_t *q)
 {
     int32_t four;
     memcpy(&four, q, 4);
-    return _mm256_add_epi16(sum, _mm256_maddubs_epi16(key, _mm256_set1_epi32(four)));
+    return _mm256_set1_epi32(four);
+}
+AFF__INLINE __m256i ix_dot(__m256i sum, __m256i key, __m256i four)
+{
+    return _mm256_add_epi16(sum, _mm256_maddubs_epi16(key, four));
 }
 AFF__INLINE __m256i ix_none(void)
 {
@@ -173,6 +181,8 @@ AFF__INLINE void ix_store(float *p, ix_float s, int live)
 }
 #endif
 
+enum { IX_ROWS = IX_KEYS * IX_SETS };
+
 /* IX_KEYS keys, turned: byte vectors of their columns, and the scales of their blocks. */
 typedef struct ix_keys {
     ix_int column[IX_BLOCKS * 8];
@@ -199,57 +209,62 @@ AFF__INLINE void ix_fetch(const aff_rowfmt *f, const uint8_t *const *row, int bl
     }
 }
 
-/* H heads from h on, added to s. */
-AFF__INLINE ix_float ix_heads(const aff_index_query *q, int H, int h, const ix_keys *k, int blocks, ix_float s)
+/* H heads from h on, added to s[IX_SETS]. */
+AFF__INLINE void ix_heads(const aff_index_query *q, int H, int h, const ix_keys *k, int blocks, ix_float *s)
 {
-    ix_float d[IX_HEADS];
-    for (int i = 0; i < H; i++) d[i] = ix_zero();
+    ix_float d[IX_HEADS][IX_SETS];
+    for (int i = 0; i < H; i++)
+        for (int g = 0; g < IX_SETS; g++) d[i][g] = ix_zero();
     for (int b = 0; b < blocks; b++) {
         const int64_t at = (int64_t)h * blocks + b;
-        ix_int sum[IX_HEADS];
-        for (int i = 0; i < H; i++) sum[i] = ix_none();
-        for (int c = 0; c < 8; c++)
-            for (int i = 0; i < H; i++)
-                sum[i] = ix_dot(sum[i], k->column[b * 8 + c], q->q + (at + i * blocks) * AFF__A4_GROUP + 4 * c);
+        ix_int sum[IX_HEADS][IX_SETS];
         for (int i = 0; i < H; i++)
-            d[i] = ix_fma(ix_total(sum[i], q->start[at + i * blocks]), q->scale[at + i * blocks], k->scale[b], d[i]);
+            for (int g = 0; g < IX_SETS; g++) sum[i][g] = ix_none();
+        for (int c = 0; c < 8; c++)
+            for (int i = 0; i < H; i++) {
+                const ix_int four = ix_four(q->q + (at + i * blocks) * AFF__A4_GROUP + 4 * c);
+                for (int g = 0; g < IX_SETS; g++) sum[i][g] = ix_dot(sum[i][g], k[g].column[b * 8 + c], four);
+            }
+        for (int i = 0; i < H; i++)
+            for (int g = 0; g < IX_SETS; g++)
+                d[i][g] = ix_fma(ix_total(sum[i][g], q->start[at + i * blocks]), q->scale[at + i * blocks],
+                                 k[g].scale[b], d[i][g]);
     }
-    for (int i = 0; i < H; i++) s = ix_add_head(q->w[h + i], d[i], s);
-    return s;
+    for (int i = 0; i < H; i++)
+        for (int g = 0; g < IX_SETS; g++) s[g] = ix_add_head(q->w[h + i], d[i][g], s[g]);
 }
 
-/* Scores of IX_KEYS rows. */
-AFF__INLINE ix_float ix_rows(const aff_index_query *q, const uint8_t *const *row, int blocks, ix_keys *k)
+/* Scores of IX_ROWS rows; the first `live` are wanted. */
+AFF__INLINE void ix_rows(const aff_index_query *q, const uint8_t *const *row, int blocks, int live, float *score)
 {
-    ix_fetch(q->f, row, blocks, k);
-    ix_float s = ix_zero();
+    ix_keys k[IX_SETS];
+    ix_float s[IX_SETS];
     int h = 0;
-    for (; h + IX_HEADS <= q->heads; h += IX_HEADS) s = ix_heads(q, IX_HEADS, h, k, blocks, s);
-    for (; h < q->heads; h++) s = ix_heads(q, 1, h, k, blocks, s);
-    return s;
+    for (int g = 0; g < IX_SETS; g++) {
+        ix_fetch(q->f, row + g * IX_KEYS, blocks, &k[g]);
+        s[g] = ix_zero();
+    }
+    for (; h + IX_HEADS <= q->heads; h += IX_HEADS) ix_heads(q, IX_HEADS, h, k, blocks, s);
+    for (; h < q->heads; h++) ix_heads(q, 1, h, k, blocks, s);
+    for (int g = 0; g < IX_SETS && live > g * IX_KEYS; g++)
+        ix_store(score + g * IX_KEYS, s[g], aff__min_int(IX_KEYS, live - g * IX_KEYS));
 }
 
-/* The keys are read in IX_STREAMS places at once: memory answers one stream alone at a fraction of its rate. */
+/* Keys are asked for IX_AHEAD bytes early: their rows straddle cache lines, and without that half the time goes in waiting. */
 AFF__INLINE void ix_all(const aff_index_query *q, const uint8_t *ik, int n, int blocks, float *score)
 {
-    enum { PER = IX_KEYS / IX_STREAMS };
-    ix_keys k;
-    const uint8_t *row[IX_KEYS];
-    const int share = n / IX_KEYS * PER; /* keys of a stream */
+    const uint8_t *row[IX_ROWS];
     const int64_t bytes = q->f->bytes;
-    for (int g = 0; g < share; g += PER) {
-        float s[IX_KEYS];
-        for (int i = 0; i < IX_STREAMS; i++) {
-            const uint8_t *p = ik + (i * (int64_t)share + g) * bytes;
-            for (int j = 0; j < PER; j++, p += bytes) row[i * PER + j] = p;
-        }
-        ix_store(s, ix_rows(q, row, blocks, &k), IX_KEYS);
-        for (int i = 0; i < IX_STREAMS; i++) memcpy(score + i * share + g, s + i * PER, PER * sizeof *s);
+    int g = 0;
+    for (; g + IX_ROWS <= n; g += IX_ROWS) {
+        const uint8_t *p = ik + g * bytes;
+        for (int64_t b = 0; b < IX_ROWS * bytes; b += 64) _mm_prefetch((const char *)p + IX_AHEAD + b, _MM_HINT_T0);
+        for (int j = 0; j < IX_ROWS; j++, p += bytes) row[j] = p;
+        ix_rows(q, row, blocks, IX_ROWS, score + g);
     }
-    const int rest = share * IX_STREAMS;
-    if (rest == n) return;
-    for (int j = 0; j < IX_KEYS; j++) row[j] = ik + (rest + aff__min_int(j, n - rest - 1)) * bytes;
-    ix_store(score + rest, ix_rows(q, row, blocks, &k), n - rest);
+    if (g == n) return;
+    for (int j = 0; j < IX_ROWS; j++) row[j] = ik + (g + aff__min_int(j, n - g - 1)) * bytes;
+    ix_rows(q, row, blocks, n - g, score + g);
 }
 
 static void index_codes_simd(const aff_index_query *q, const uint8_t *ik, int n, float *score)

@@ -17,6 +17,7 @@ const aff__cpu_inner aff__cpu_inner_avx512 = {
     .scale = scale_simd,
     .round_bf16 = round_bf16_simd,
     .attend = attend_simd,
+    .merge = merge_simd,
     .index_codes = index_codes_simd,
     .index_floats = index_floats_simd,
     .row = row_simd,

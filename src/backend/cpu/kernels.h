@@ -37,6 +37,11 @@ void aff__cpu_attend(const float *q, int heads, int D, const float *const *key, 
  * those of float32 rows. */
 void aff__cpu_attend_keys(const float *q, int heads, int D, const aff_keyset *keys, const float *sink, float scale, float *buf, float *o);
 
+/* The parts of the same, for work spread over cuts: (m, z, v) of cut number `cut` for each head, m[heads], z[heads], v[heads][D]; and one
+ * head's merge of a cut into (M, Z, V), which starts from (sink, 1, 0). */
+void aff__cpu_attend_cut(const float *q, int heads, int D, const aff_keyset *keys, int cut, float scale, float *buf, float *m, float *z, float *v);
+void aff__cpu_attend_merge(int D, float m, float z, const float *v, float *M, float *Z, float *V);
+
 /* Index scores of one query (spec 7.4): score[g] = sum_h w[h] * max(0, dot(iq[h], ik[g])), h ascending, fmaf; a NaN dot counts
  * as 0. ik: n rows in format f, f->n values each.
  *   float32 rows: dot is the vector primitive above.

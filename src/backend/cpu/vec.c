@@ -15,6 +15,7 @@ const aff__cpu_inner aff__cpu_inner_scalar = {
     .scale = aff__scale_scalar,
     .round_bf16 = aff__round_bf16_scalar,
     .attend = aff__attend_scalar,
+    .merge = aff__merge_scalar,
     .index_codes = aff__index_codes_scalar,
     .index_floats = aff__index_floats_scalar,
     .row = aff__row_decode,
