@@ -13,7 +13,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { SPINS = 2000 };
+/* Looks before a sleep. Every YIELD_EVERY the processor is offered to others: where there are more threads than free processors, the
+ * one waited for may need this one. */
+enum { SPINS = 2000, YIELD_EVERY = 64 };
 
 typedef struct worker {
     struct aff_pool *pool;
@@ -37,8 +39,12 @@ struct aff_pool {
 static void futex_wait(atomic_uint *w, unsigned seen) { syscall(SYS_futex, w, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0); }
 static void futex_wake(atomic_uint *w) { syscall(SYS_futex, w, FUTEX_WAKE_PRIVATE, 1 << 30, NULL, NULL, 0); }
 
-static void relax(void)
+static void relax(int look)
 {
+    if (look % YIELD_EVERY == YIELD_EVERY - 1) {
+        sched_yield();
+        return;
+    }
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #endif
@@ -49,7 +55,7 @@ static void wait_change(atomic_uint *w, unsigned seen, atomic_uint *sleepers)
 {
     for (int i = 0; i < SPINS; i++) {
         if (atomic_load_explicit(w, memory_order_acquire) != seen) return;
-        relax();
+        relax(i);
     }
     atomic_fetch_add(sleepers, 1);
     while (atomic_load(w) == seen) futex_wait(w, seen);
@@ -140,7 +146,7 @@ void aff__pool_run(aff_pool *p, void (*fn)(void *, int64_t, int), void *ctx, int
         unsigned left = atomic_load_explicit(&p->busy, memory_order_acquire);
         if (!left) return;
         if (i < SPINS)
-            relax();
+            relax(i);
         else
             futex_wait(&p->busy, left);
     }
