@@ -127,8 +127,10 @@ aff_status aff__moe(aff_runner *r, const aff_block *b, aff_experts *experts, int
     AFF_TRY(aff__plan_build(r->plan, experts, store_layer, r->picks, r->weights, T, K, &plan, err));
     aff_moe_plan work = *plan;
     work.h = r->h;
-    AFF_TRY(B->experts(B, &shape, &work, r->x, T, K, r->y, err));
-    if (r->watch) r->watch(r->watch_ctx, layer, &work, r->x);
+    const aff_status st = B->experts(B, &shape, &work, r->x, T, K, r->y, err);
+    if (st == AFF_OK && r->watch) r->watch(r->watch_ctx, layer, &work, r->x);
+    aff__plan_done(r->plan);
+    AFF_TRY(st);
     B->matmul(B, &b->sh_gate, r->x, T, r->sa);
     B->matmul(B, &b->sh_up, r->x, T, r->sb);
     B->swiglu(B, r->sa, r->sb, c->swiglu_limit, (int64_t)T * c->inter);
