@@ -25,6 +25,8 @@ struct aff_experts {
     aff_expert_copies stats;
     pthread_mutex_t lock;
     int16_t (*table)[1024][4];
+    uint8_t *records; /* of aff__experts_from_records */
+    uint64_t bytes;   /* of one expert */
 };
 
 static aff_status create(aff_experts **out, int layers, int experts, int hidden, int inter, aff_dtype dtype, aff_error *err)
@@ -52,12 +54,15 @@ void aff__experts_free(aff_experts *s)
     for (int i = 0; s->copies && i < s->layers * s->experts; i++) free(s->copies[i].data);
     free(s->copies);
     free(s->expert);
+    free(s->records);
     free(s->table);
     pthread_mutex_destroy(&s->lock);
     free(s);
 }
 
 aff_expert_shape aff__experts_shape(const aff_experts *s) { return s->shape; }
+uint64_t aff__experts_bytes(const aff_experts *s) { return s->bytes; }
+bool aff__experts_copied(const aff_experts *s) { return s->copies != NULL; }
 
 static aff_expert_mat planes(const aff_matdesc *m, const uint8_t *record)
 {
@@ -100,6 +105,7 @@ aff_status aff__experts_from_container(aff_experts **out, const aff_container *c
     const aff_dtype stored = (aff_dtype)aff__container_layer(c, 0)->gate.quant;
     aff_experts *s;
     AFF_TRY(create(&s, layers, experts, hidden, inter, stored == AFF_MXFP4 ? AFF_MXFP4 : AFF_Q2P875G, err));
+    s->bytes = aff__container_layer(c, 0)->stride;
     aff_status st = AFF_OK;
     if (stored != AFF_MXFP4) {
         st = codebook ? aff__calloc(&s->table, 2, sizeof *s->table, "codebook", err)
@@ -120,6 +126,29 @@ aff_status aff__experts_from_container(aff_experts **out, const aff_container *c
         aff__experts_free(s);
         return st;
     }
+    *out = s;
+    return AFF_OK;
+}
+
+aff_status aff__experts_from_records(aff_experts **out, const aff_clayer *l, int layers, int hidden, int inter, const uint8_t *codebook, uint8_t *records,
+                                     aff_error *err)
+{
+    aff_experts *s;
+    aff_status st = create(&s, layers, (int)l->n_experts, hidden, inter, AFF_Q2P875G, err);
+    if (st != AFF_OK) {
+        free(records);
+        return st;
+    }
+    s->records = records;
+    s->bytes = l->stride;
+    st = aff__calloc(&s->table, 2, sizeof *s->table, "codebook", err);
+    if (st != AFF_OK) {
+        aff__experts_free(s);
+        return st;
+    }
+    aff__codebook_ints(codebook, s->table);
+    s->shape.table = (const int16_t(*)[1024][4])s->table;
+    for (int i = 0; i < layers * s->experts; i++) s->expert[i] = in_record(l, records + (uint64_t)i * l->stride);
     *out = s;
     return AFF_OK;
 }
@@ -170,6 +199,7 @@ aff_status aff__experts_from_checkpoint(aff_experts **out, const aff_ckpt *c, co
 {
     aff_experts *s;
     AFF_TRY(create(&s, layers, experts, hidden, inter, AFF_MXFP4, err));
+    s->bytes = 3 * (uint64_t)hidden * (uint64_t)inter / 32 * 17; /* 16 bytes of codes and a scale for 32 columns */
     aff_status st = bind_checkpoint(s, c, prefix, err);
     if (st != AFF_OK) {
         aff__experts_free(s);
@@ -260,6 +290,15 @@ void aff__experts_put(aff_experts *s, int layer, int e)
         evict(s, 0);
     }
     pthread_mutex_unlock(&s->lock);
+}
+
+bool aff__experts_resident(aff_experts *s, int layer, int e)
+{
+    if (!s->copies) return true;
+    pthread_mutex_lock(&s->lock);
+    const bool there = s->copies[layer * s->experts + e].data != NULL;
+    pthread_mutex_unlock(&s->lock);
+    return there;
 }
 
 aff_expert_copies aff__experts_copies(aff_experts *s)

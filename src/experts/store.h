@@ -18,7 +18,16 @@ aff_status aff__experts_from_container(aff_experts **out, const aff_container *c
 /* "PREFIX<l>.ffn.experts.<e>.{w1,w3,w2}.{weight,scale}" of a checkpoint. */
 aff_status aff__experts_from_checkpoint(aff_experts **out, const aff_ckpt *c, const char *prefix, int layers, int experts, int hidden, int inter,
                                         aff_error *err);
+/* `layers` layers of l->n_experts records in memory, one after another, each laid out as `l` says (dtype 34). Takes `records` (malloc'ed)
+ * over, also when it fails. */
+aff_status aff__experts_from_records(aff_experts **out, const aff_clayer *l, int layers, int hidden, int inter, const uint8_t *codebook, uint8_t *records,
+                                     aff_error *err);
 void aff__experts_free(aff_experts *s);
+/* Bytes of one expert; whether they are copied on use (row-major). */
+uint64_t aff__experts_bytes(const aff_experts *s);
+bool aff__experts_copied(const aff_experts *s);
+/* Whether e is in memory in the kernels' layout now: false for a row-major one without a copy. */
+bool aff__experts_resident(aff_experts *s, int layer, int e);
 /* Shape for the kernels; swiglu_limit is the caller's to set. */
 aff_expert_shape aff__experts_shape(const aff_experts *s);
 /* Addresses of expert e of layer l, valid until aff__experts_put gives it back. Thread safe. */
