@@ -32,6 +32,14 @@ aff_status aff__plan_create(aff_plan **out, int rows, int picks, int experts, af
     return AFF_OK;
 }
 
+uint64_t aff__plan_bytes(int rows, int picks, int experts)
+{
+    const aff_plan *p;
+    const uint64_t n = (uint64_t)rows * (uint64_t)picks, E = (uint64_t)experts;
+    return aff__align_up(sizeof *p, 64) + aff__align_up(E * sizeof *p->tile, 64) + aff__align_up(E * sizeof *p->fill, 64) +
+           2 * aff__align_up(n * sizeof *p->row, 64) + aff__align_up(n * sizeof *p->weight, 64);
+}
+
 void aff__plan_free(aff_plan *p)
 {
     if (!p) return;
