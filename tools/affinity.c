@@ -451,8 +451,13 @@ static aff_net_options net_options(const flags *f)
 }
 
 /* What the configuration alone can refuse. */
-static aff_status check_against(const flags *f, const aff_config *cfg, int64_t n_prompt, aff_error *err)
+static aff_status check_against(const app *a, const aff_config *cfg, aff_error *err)
 {
+    const flags *f = &a->f;
+    const int64_t n_prompt = a->n_prompt;
+    AFF_TRY(aff__check_ids("prompt", a->prompt, n_prompt, cfg->vocab, err));
+    AFF_TRY(aff__check_ids("forced tokens", a->forced, a->n_forced, cfg->vocab, err));
+    AFF_TRY(aff__adjust_check(&(aff_adjust){.bias = a->bias, .n_bias = a->n_bias}, cfg->vocab, err));
     if (f->max_layers > cfg->layers)
         return aff__fail(err, AFF_E_INVALID, "--max-layers: expected 1 to %d, got %lld", cfg->layers,
                          (long long)f->max_layers);
@@ -483,7 +488,7 @@ static aff_status plan(app *a, aff_engine_options *o, aff_memplan *p, int *code,
     const aff_config *cfg = aff__net_config(a->net);
     if (a->text || !answer) AFF_TRY(open_tokenizer(a, err));
     if (a->text) AFF_TRY(encode_prompt(a, err));
-    AFF_TRY(check_against(f, cfg, a->n_prompt, err));
+    AFF_TRY(check_against(a, cfg, err));
     if (f->n == INT64_MIN) f->n = f->dump_logits || f->logits_out ? 0 : DEFAULT_PREDICT;
     int64_t needed = f->n < cfg->max_positions - a->n_prompt ? a->n_prompt + f->n : cfg->max_positions;
     if (!a->n_prompt) needed = 0; /* --plan without a prompt: for the model's whole context */
