@@ -3,6 +3,7 @@
 #include "model/net_internal.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "format/json.h"
 #include "model/synthetic.h"
 #include "quant/numbers.h"
 #include <math.h>
@@ -416,6 +417,29 @@ static aff_status companion_path(const char *path, char *buf, size_t cap, aff_er
     return w > 0 && (size_t)w < cap ? AFF_OK : aff__fail(err, AFF_E_LIMIT, "%s: path too long", path);
 }
 
+/* The checkpoint that a container was made from, as its provenance says; "" when it does not. */
+static void checkpoint_of(const aff_container *c, char id[32])
+{
+    const char *text;
+    size_t n;
+    json_t *v = NULL;
+    id[0] = 0;
+    aff__container_provenance(c, &text, &n);
+    if (!n || aff__json_parse(&v, text, n, "provenance", false, NULL) != AFF_OK) return;
+    const char *s = json_string_value(json_object_get(v, "checkpoint_xxh3"));
+    if (s) snprintf(id, 32, "%s", s);
+    json_decref(v);
+}
+
+static aff_status same_checkpoint(const aff_net *n, const char *draft, aff_error *err)
+{
+    char a[32], b[32];
+    checkpoint_of(n->main, a);
+    checkpoint_of(n->companion, b);
+    if (!*a || !*b || strcmp(a, b) == 0) return AFF_OK;
+    return aff__fail(err, AFF_E_FORMAT, "%s: a draft of another model: made from checkpoint %s, %s from %s; quantise the draft of the same checkpoint", draft, b, n->path, a);
+}
+
 static aff_status draft_of_container(aff_net *n, const aff_net_options *opt, aff_error *err)
 {
     char buf[4096];
@@ -431,6 +455,7 @@ static aff_status draft_of_container(aff_net *n, const aff_net_options *opt, aff
     const uint8_t *a = codebook_of(n->main), *b = codebook_of(n->companion);
     if (b && (!a || memcmp(a, b, 8192) != 0))
         return aff__fail(err, AFF_E_FORMAT, "%s: its codebook is not that of %s; quantise the draft with --codebook %s", path, n->path, n->path);
+    AFF_TRY(same_checkpoint(n, path, err));
     n->stages = (int)aff__container_layers(n->companion);
     source s = {.net = n, .cont = n->companion};
     AFF_TRY(bind_dspark(&s, n, err));
