@@ -7,6 +7,7 @@
 #include "engine/collect.h"
 #include "engine/engine.h"
 #include "engine/idlist.h"
+#include "engine/route_trace.h"
 #include "engine/setup.h"
 #include "engine/text.h"
 #include "server/server.h"
@@ -25,7 +26,7 @@ static const uint64_t collect_memory = 1ull << 30; /* bytes for the rows in flig
 /* The command line. NAN, INT64_MIN and NULL: not given. */
 typedef struct flags {
     const char *model, *tokenizer, *prompt, *prompt_file, *tokens, *logits_out, *numerics, *force, *cpu_path, *collect;
-    const char *dspark, *dspark_model, *dspark_width, *bias;
+    const char *dspark, *dspark_model, *dspark_width, *bias, *route_trace;
     bool serve, no_echo, ignore_eos, dump_tokens, logits_last;
     int64_t n, top_k, seed, dump_logits, max_layers, chunk, threads, slots, logprobs, imatrix_chunk;
     double temp, top_p, min_p, presence, frequency, repetition;
@@ -41,6 +42,7 @@ typedef struct app {
     aff_tokenizer *tok;
     aff_engine *engine;
     aff_prefix *cache;
+    aff_route_trace *trace;
     char *text; /* the prompt as given, NULL for --tokens */
     size_t text_size;
     int32_t *prompt, *forced, *chosen;
@@ -153,6 +155,7 @@ static int parse(flags *f, int argc, char **argv)
         {"dspark-width", 0, AFF_OPT_STR, &f->dspark_width, "K", "Drafted tokens verified in a pass: 0 to 5, or auto, which measures what pays [auto]."},
         {"force-tokens", 0, AFF_OPT_STR, &f->force, "LIST", "Generate these ids in turn, whatever the model says.",
          "Diagnosis"},
+        {"route-trace", 0, AFF_OPT_STR, &f->route_trace, "FILE", "Write which experts every layer of every pass used (docs/bench.md has the format)."},
         {"max-layers", 0, AFF_OPT_INT, &f->max_layers, "N", "Run only the first N layers: not the model's output.",
          NULL, 1, AFF_MAX_LAYERS},
         {0}};
@@ -522,6 +525,11 @@ static aff_status prepare(app *a, int *code, aff_error *err)
     AFF_TRY(aff__net_open(&a->net, f->model, &no, err));
     aff__net_limit_copies(a->net, p.copies);
     AFF_TRY(aff__setup_cache(&f->setup, a->net, on_warning, &o, &a->cache, err));
+    if (f->route_trace) {
+        AFF_TRY(aff__route_trace_open(&a->trace, f->route_trace, a->net, err));
+        o.route = aff__route_trace_note;
+        o.route_ctx = a->trace;
+    }
     AFF_TRY(aff__engine_create(&a->engine, a->net, &o, err));
     const uint64_t vocab = (uint64_t)aff__net_config(a->net)->vocab;
     AFF_TRY(aff__calloc(&a->chosen, (uint64_t)(o.context - a->n_prompt) + 1, sizeof *a->chosen, "generated ids", err));
@@ -671,6 +679,9 @@ static aff_status generate(app *a, aff_error *err)
     errno = a->write_errno;
     if (errno) return aff__fail_errno(err, "standard output: cannot write");
     summary(a, &o);
+    aff_route_trace *t = a->trace;
+    a->trace = NULL;
+    AFF_TRY(aff__route_trace_close(t, true, err));
     return finish_logits(a, err);
 }
 
@@ -760,6 +771,7 @@ int main(int argc, char **argv)
     code = run(&a);
     if (a.out_open) aff__out_abort(&a.out);
     aff__engine_free(a.engine);
+    aff__route_trace_close(a.trace, false, NULL);
     if (a.cache) aff__prefix_close(a.cache);
     aff__tokenizer_free(a.tok);
     aff__net_close(a.net);

@@ -15,8 +15,9 @@ typedef struct aff_setup {
 } aff_setup;
 #define AFF_SETUP_NOTHING {.kv_size = -1, .kv_commit = -1, .kv_margin = -1, .host_pool = -1, .memory = -1}
 
-/* Entries of a program's option table, groups Memory and Prefix cache. */
-#define AFF_SETUP_OPTIONS(s) \
+/* Entries of a program's option table. */
+#define AFF_SETUP_OPTIONS(s) AFF_SETUP_MEMORY(s), AFF_SETUP_CACHE(s)
+#define AFF_SETUP_MEMORY(s) \
     {"kv-size", 0, AFF_OPT_INT, &(s)->kv_size, "N", "Positions of a sequence, prompt and answer: address space [what is needed, the model's at most].", "Memory", 1, 1e9}, \
     {"kv-commit", 0, AFF_OPT_INT, &(s)->kv_commit, "N", "Positions that have memory from the start, all sequences together [65536].", .max = 1e9}, \
     {"kv-margin", 0, AFF_OPT_INT, &(s)->kv_margin, "N", "Positions that get memory at a time after that [16384].", NULL, 1, 1e9}, \
@@ -24,7 +25,8 @@ typedef struct aff_setup {
     {"memory", 0, AFF_OPT_INT, &(s)->memory, "MIB", "Plan with so much memory instead of what the system says is available.", NULL, 1, 1e9}, \
     {"plan", 0, AFF_OPT_FLAG, &(s)->plan, NULL, "Print the memory plan with a verdict and exit: 0 fits, 3 does not."}, \
     {"plan-json", 0, AFF_OPT_FLAG, &(s)->plan_json, NULL, "The same as JSON."}, \
-    {"machine", 0, AFF_OPT_STR, &(s)->machine, "SPEC", "With --plan: for a machine you do not have, as 2x32G,ram=64G,pcie=27 (cards, memory, GB/s of a card's link)."}, \
+    {"machine", 0, AFF_OPT_STR, &(s)->machine, "SPEC", "With --plan: for a machine you do not have, as 2x32G,ram=64G,pcie=27 (cards, memory, GB/s of a card's link)."}
+#define AFF_SETUP_CACHE(s) \
     {"prefix-cache-dir", 0, AFF_OPT_STR, &(s)->cache_dir, "DIR", \
      "Keep beginnings of texts in files there; a request that begins like an earlier one starts where that ended [no cache].", "Prefix cache"}, \
     {"prefix-cache-gib", 0, AFF_OPT_INT, &(s)->cache_gib, "N", "Bound on those files [a quarter of what is free, at most 64].", NULL, 1, 1000000}, \

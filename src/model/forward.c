@@ -124,10 +124,12 @@ aff_status aff__moe(aff_runner *r, const aff_block *b, aff_experts *experts, int
     B->route(B, &b->router, r->route, r->ids, T, r->picks, r->weights);
     if (r->on_route)
         r->on_route(r->route_ctx, &(aff_route){.draft = experts == r->net->draft_experts,
-                                               .layer = layer,
+                                               .layer = store_layer,
                                                .rows = T,
                                                .picks = K,
                                                .experts = c->experts,
+                                               .pos = r->pos,
+                                               .store = experts,
                                                .logits = r->route,
                                                .bias = b->router.bias,
                                                .scoring = b->router.scoring,

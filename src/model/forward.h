@@ -1,6 +1,7 @@
 /* forward.h - one pass of the network over a batch of rows, and the drafts. */
 #ifndef AFF_MODEL_FORWARD_H
 #define AFF_MODEL_FORWARD_H
+#include "experts/store.h"
 #include "model/net.h"
 #include "state/seq.h"
 
@@ -19,7 +20,9 @@ aff_runner_bytes aff__runner_plan(const aff_net *net, int threads, int64_t posit
  * of experts) and weights [T][K]. logits [T][E] are the router's; `draft`: the layer is a draft stage. NULL: none. */
 typedef struct aff_route {
     bool draft;
-    int layer, rows, picks, experts;
+    int layer, rows, picks, experts; /* layer: of the trunk, or draft stage */
+    const int64_t *pos;  /* [T] */
+    aff_experts *store;  /* where the layer's experts are */
     const float *logits;
     const float *bias; /* [E] of the choice; NULL on hash layers */
     aff_scoring scoring;

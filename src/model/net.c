@@ -623,3 +623,5 @@ void aff__net_limit_copies(const aff_net *n, uint64_t bytes)
     aff__experts_limit(n->experts, bytes - draft);
     if (n->draft_experts) aff__experts_limit(n->draft_experts, draft);
 }
+
+aff_experts *aff__net_experts(const aff_net *n, bool draft) { return draft ? n->draft_experts : n->experts; }

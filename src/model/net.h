@@ -43,6 +43,8 @@ aff_draft_kind aff__net_draft(const aff_net *n);
 int aff__net_stages(const aff_net *n); /* draft stages loaded: 0 without a draft */
 aff_numerics aff__net_numerics(const aff_net *n);
 aff_net_sizes aff__net_sizes(const aff_net *n);
+/* The store of the trunk's or the draft's experts; NULL: there is none. */
+struct aff_experts *aff__net_experts(const aff_net *n, bool draft);
 /* Bounds the copies of row-major experts, trunk and draft together (experts/store.h). */
 void aff__net_limit_copies(const aff_net *n, uint64_t bytes);
 /* A hash that tells networks apart: configuration, layers and draft in force, and samples from the ends of every dense tensor and
