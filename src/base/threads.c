@@ -85,14 +85,18 @@ static void *worker_main(void *arg)
     }
 }
 
+int aff__pool_size(int n)
+{
+    cpu_set_t set;
+    if (n > 0) return n;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
 aff_status aff__pool_create(aff_pool **out, int n, aff_error *err)
 {
     aff_pool *p;
     *out = NULL;
-    if (n <= 0) {
-        cpu_set_t set;
-        n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-    }
+    n = aff__pool_size(n);
     AFF_TRY(aff__calloc(&p, 1, sizeof *p, "thread pool", err));
     p->threads = n;
     aff_status s = aff__calloc(&p->workers, (uint64_t)n, sizeof *p->workers, "thread pool", err);
@@ -109,6 +113,11 @@ aff_status aff__pool_create(aff_pool **out, int n, aff_error *err)
     }
     *out = p;
     return AFF_OK;
+}
+
+uint64_t aff__pool_bytes(int threads)
+{
+    return aff__align_up(sizeof(aff_pool), 64) + aff__align_up((uint64_t)threads * sizeof(worker), 64);
 }
 
 static void publish(aff_pool *p)

@@ -122,13 +122,29 @@ aff_status aff__moe(aff_runner *r, const aff_block *b, aff_experts *experts, int
     shape.swiglu_limit = c->swiglu_limit;
     B->matmul(B, &b->gate, r->x, T, r->route);
     B->route(B, &b->router, r->route, r->ids, T, r->picks, r->weights);
+    if (r->on_route)
+        r->on_route(r->route_ctx, &(aff_route){.draft = experts == r->net->draft_experts,
+                                               .layer = store_layer,
+                                               .rows = T,
+                                               .picks = K,
+                                               .experts = c->experts,
+                                               .pos = r->pos,
+                                               .store = experts,
+                                               .logits = r->route,
+                                               .bias = b->router.bias,
+                                               .scoring = b->router.scoring,
+                                               .scale = b->router.scale,
+                                               .pick = r->picks,
+                                               .weight = r->weights});
     aff__trace(r, "router_ids", layer, r->picks, T, K);
     aff__trace(r, "router_weights", layer, r->weights, T, K);
     AFF_TRY(aff__plan_build(r->plan, experts, store_layer, r->picks, r->weights, T, K, &plan, err));
     aff_moe_plan work = *plan;
     work.h = r->h;
-    AFF_TRY(B->experts(B, &shape, &work, r->x, T, K, r->y, err));
-    if (r->watch) r->watch(r->watch_ctx, layer, &work, r->x);
+    const aff_status st = B->experts(B, &shape, &work, r->x, T, K, r->y, err);
+    if (st == AFF_OK && r->watch) r->watch(r->watch_ctx, layer, &work, r->x);
+    aff__plan_done(r->plan);
+    AFF_TRY(st);
     B->matmul(B, &b->sh_gate, r->x, T, r->sa);
     B->matmul(B, &b->sh_up, r->x, T, r->sb);
     B->swiglu(B, r->sa, r->sb, c->swiglu_limit, (int64_t)T * c->inter);
@@ -330,6 +346,32 @@ static uint64_t carve(aff_runner *r, char *base)
     PLANE(ones, Q * N * N + Q * N);
 #undef PLANE
     return used;
+}
+
+aff_runner_bytes aff__runner_plan(const aff_net *net, int threads, int64_t positions)
+{
+    const aff_config *c = &net->cfg;
+    aff_runner r = {.net = net};
+    int ratio = 0; /* of the layers with an index */
+    for (int l = 0; l < net->layers; l++)
+        if (c->ratio[l] == 4) ratio = 4;
+    const aff_backend_need need = {.rows = AFF_MAX_CHUNK,
+                                   .hidden = c->hidden,
+                                   .inter = c->inter,
+                                   .picks = c->picks,
+                                   .head_dim = c->head_dim,
+                                   .rope_dim = c->rope_dim,
+                                   .index_heads = c->index_heads,
+                                   .groups = ratio ? positions / ratio : 0};
+    return (aff_runner_bytes){.planes = aff__align_up(sizeof r, 64) + aff__align_up(carve(&r, NULL), 64),
+                              .plan = aff__plan_bytes(AFF_MAX_CHUNK, c->picks, c->experts),
+                              .backend = aff__cpu_backend_bytes(net->numerics, aff__pool_size(threads), &need)};
+}
+
+void aff__runner_on_route(aff_runner *r, aff_route_fn fn, void *ctx)
+{
+    r->on_route = fn;
+    r->route_ctx = ctx;
 }
 
 aff_status aff__runner_create(aff_runner **out, const aff_net *net, int threads, aff_error *err)

@@ -1,21 +1,21 @@
 /* serve.c - affinity --serve: flags, model, signals. */
 #include "base/file.h"
 #include "base/options.h"
+#include "engine/setup.h"
 #include "engine/text.h"
 #include "format/container.h"
 #include "format/json.h"
 #include "server/server.h"
-#include "state/prefix.h"
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct flags {
-    const char *model, *tokenizer, *host, *key_file, *cors, *name, *format, *numerics, *dspark, *dspark_model, *width,
-        *cache_dir;
-    bool serve, quiet, cache_stays;
-    int64_t port, slots, queue, context, chunk, threads, floor, max_body, connections, drain, cache_gib, cache_block;
+    const char *model, *tokenizer, *host, *key_file, *cors, *name, *format, *numerics, *dspark, *dspark_model, *width;
+    bool serve, quiet;
+    int64_t port, slots, queue, chunk, threads, floor, max_body, connections, drain;
+    aff_setup setup;
 } flags;
 
 static int complain(const aff_error *err, int code)
@@ -39,7 +39,8 @@ static int parse(flags *f, int argc, char **argv)
                  .format = "auto",
                  .numerics = "fast",
                  .width = "auto",
-                 .chunk = AFF_MAX_CHUNK};
+                 .chunk = AFF_MAX_CHUNK,
+                 .setup = AFF_SETUP_NOTHING};
     const aff_option table[] = {
         {"serve", 0, AFF_OPT_FLAG, &f->serve, NULL, "Serve HTTP until SIGTERM.", "Server"},
         {"host", 0, AFF_OPT_STR, &f->host, "ADDRESS", "Address to listen on [127.0.0.1]."},
@@ -65,22 +66,13 @@ static int parse(flags *f, int argc, char **argv)
         {"tokenizer", 0, AFF_OPT_STR, &f->tokenizer, "FILE",
          "The tokenizer.json, or a folder that holds it [the model's folder]."},
         {"numerics", 0, AFF_OPT_STR, &f->numerics, "MODE", "math, sim or fast [fast]."},
-        {"context", 0, AFF_OPT_INT, &f->context, "N", "Positions of a sequence [the model's].", NULL, 1, 1e9},
         {"slots", 0, AFF_OPT_INT, &f->slots, "N", "Sequences at a time [4].", NULL, 1, AFF_MAX_SLOTS},
         {"queue", 0, AFF_OPT_INT, &f->queue, "N", "Sequences that may wait; further ones get 429 [64].", NULL, 1,
          100000},
         {"prefill-chunk-size", 0, AFF_OPT_INT, &f->chunk, "N", "Prompt tokens per pass; changes no result [256].", NULL,
          1, INT32_MAX},
         {"threads", 0, AFF_OPT_INT, &f->threads, "N", "Threads; changes no result [one per CPU].", NULL, 1, 4096},
-        {"prefix-cache-dir", 0, AFF_OPT_STR, &f->cache_dir, "DIR",
-         "Keep beginnings of texts in files there; a request that begins like an earlier one starts where that ended "
-         "[no cache].",
-         "Prefix cache"},
-        {"prefix-cache-gib", 0, AFF_OPT_INT, &f->cache_gib, "N",
-         "Bound on those files [a quarter of what is free, at most 64].", NULL, 1, 1000000},
-        {"prefix-cache-block", 0, AFF_OPT_INT, &f->cache_block, "N", "Tokens of a block that beginnings share [512].",
-         NULL, 1, 1000000},
-        {"persistent-prefix-cache", 0, AFF_OPT_FLAG, &f->cache_stays, NULL, "The files serve the next process too."},
+        AFF_SETUP_OPTIONS(&f->setup),
         {"dspark", 0, AFF_OPT_STR, &f->dspark, "on|off",
          "Draft tokens ahead; changes no result [on, if the model has a draft].", "Speculation"},
         {"dspark-model", 0, AFF_OPT_STR, &f->dspark_model, "FILE", "The draft of a container [MODEL.dspark.aff]."},
@@ -131,10 +123,7 @@ static aff_status read_key(const flags *f, char **key, aff_error *err)
 
 static aff_status fill(const flags *f, aff_server_options *o, aff_net_options *net, aff_error *err)
 {
-    if (!f->cache_dir && (f->cache_gib || f->cache_block || f->cache_stays))
-        return aff__fail(err, AFF_E_INVALID,
-                         "--prefix-cache-gib, --prefix-cache-block, --persistent-prefix-cache: expected "
-                         "--prefix-cache-dir with them");
+    AFF_TRY(aff__setup_check(&f->setup, err));
     if (!f->model) return aff__fail(err, AFF_E_INVALID, "--serve: expected a model: give -m PATH");
     if (!aff__chat_format_find(f->format, &o->format))
         return aff__fail(err, AFF_E_INVALID, "--chat-format: expected auto, v4, 0731 or v4.1, got '%s'", f->format);
@@ -155,9 +144,9 @@ static aff_status fill(const flags *f, aff_server_options *o, aff_net_options *n
     o->engine = (aff_engine_options){.threads = (int)f->threads,
                                      .slots = (int)f->slots,
                                      .queue = (int)f->queue,
-                                     .context = f->context,
                                      .chunk = f->chunk,
                                      .width = automatic ? AFF_WIDTH_AUTO : *f->width - '0'};
+    aff__setup_engine(&f->setup, 0, &o->engine);
     o->http = (aff_http_options){.host = f->host,
                                  .port = (int)f->port,
                                  .max_body = (size_t)f->max_body << 20,
@@ -167,17 +156,6 @@ static aff_status fill(const flags *f, aff_server_options *o, aff_net_options *n
     o->model = f->name;
     o->max_tokens_floor = f->floor;
     return AFF_OK;
-}
-
-static aff_status restore(void *ctx, aff_seq *seq, const int32_t *ids, int64_t n, int64_t most, aff_error *err)
-{
-    int64_t restored, matched;
-    return aff__prefix_restore(ctx, seq, ids, n, most, &restored, &matched, err);
-}
-
-static void publish(void *ctx, const aff_seq *seq, const int32_t *ids)
-{
-    aff__prefix_publish(ctx, seq, ids, NULL); /* trouble is counted and warned of there */
 }
 
 static void warn(void *ctx, const char *line)
@@ -202,18 +180,23 @@ static aff_status open_all(const flags *f, aff_server_options *o, const aff_net_
     return s;
 }
 
-static aff_status open_cache(const flags *f, const aff_net *net, aff_server_options *o, aff_prefix **cache,
-                             aff_error *err)
+/* The memory plan, before anything is loaded. *code >= 0: --plan has been answered. */
+static aff_status plan(const flags *f, const aff_server_options *o, aff_net_options no, aff_memplan *p, int *code, aff_error *err)
 {
-    const aff_prefix_options po = {.dir = f->cache_dir,
-                                   .bytes = (uint64_t)f->cache_gib << 30,
-                                   .block = (int)f->cache_block,
-                                   .persistent = f->cache_stays,
-                                   .warn = warn};
-    if (!f->cache_dir) return AFF_OK;
-    AFF_TRY(aff__prefix_open(cache, net, &po, err));
-    o->engine.cache = (aff_engine_cache){*cache, restore, publish};
-    return AFF_OK;
+    aff_net *outline;
+    no.outline = true;
+    *code = -1;
+    AFF_TRY(aff__net_open(&outline, f->model, &no, err));
+    aff_status s = aff__setup_plan(&f->setup, outline, &o->engine, false, p, err);
+    aff__net_close(outline);
+    AFF_TRY(s);
+    if (f->setup.plan || f->setup.plan_json) {
+        *code = aff__setup_answer(&f->setup, p);
+        return AFF_OK;
+    }
+    aff__memplan_print(p, stderr);
+    fprintf(stderr, "  not counted: bodies of requests and answers, at most --max-body %lld MiB each\n", (long long)f->max_body);
+    return aff__memplan_check(p, err);
 }
 
 static void wait_for_signal(const sigset_t *set)
@@ -238,13 +221,19 @@ int aff__serve_main(int argc, char **argv)
     aff_prefix *cache = NULL;
     char *key = NULL;
     sigset_t set;
-    const int code = parse(&f, argc, argv);
+    aff_memplan p;
+    int code = parse(&f, argc, argv);
     if (code >= 0) return code;
     aff_status s = fill(&f, &o, &no, &err);
     if (s == AFF_OK) s = read_key(&f, &key, &err);
     if (s != AFF_OK) {
         free(key);
         return complain(&err, s == AFF_E_INVALID ? 2 : 1);
+    }
+    s = plan(&f, &o, no, &p, &code, &err);
+    if (s != AFF_OK || code >= 0) {
+        free(key);
+        return s == AFF_OK ? code : complain(&err, s == AFF_E_INVALID ? 2 : s == AFF_E_NOMEM ? AFF_EXIT_DOES_NOT_FIT : 1);
     }
     o.api_key = key;
     o.engine.warn = warn;
@@ -254,7 +243,8 @@ int aff__serve_main(int argc, char **argv)
     pthread_sigmask(SIG_BLOCK, &set, NULL); /* before there are threads: they inherit it */
     signal(SIGPIPE, SIG_IGN);
     s = open_all(&f, &o, &no, &net, &tok, &err);
-    if (s == AFF_OK) s = open_cache(&f, net, &o, &cache, &err);
+    if (s == AFF_OK) aff__net_limit_copies(net, p.copies);
+    if (s == AFF_OK) s = aff__setup_cache(&f.setup, net, warn, &o.engine, &cache, &err);
     if (s == AFF_OK) s = aff__server_start(&server, net, tok, &o, &err);
     if (s == AFF_OK) {
         if (!key && strcmp(f.host, "127.0.0.1") != 0 && strcmp(f.host, "::1") != 0 && strcmp(f.host, "localhost") != 0)

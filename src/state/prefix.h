@@ -34,6 +34,8 @@ typedef struct aff_prefix_options {
 } aff_prefix_options;
 
 typedef struct aff_prefix aff_prefix;
+/* The most memory that a cache takes: tables, entries on their way to and from the disk. The network may be an outline. */
+uint64_t aff__prefix_memory(const aff_net *net, const aff_prefix_options *o);
 /* Errors: folder that cannot be made, written or locked (another process uses it), bound too small for a checkpoint and
  * 8 blocks. */
 aff_status aff__prefix_open(aff_prefix **out, const aff_net *net, const aff_prefix_options *o, aff_error *err);

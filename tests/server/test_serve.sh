@@ -16,7 +16,7 @@ grep -q -- '--max-tokens-floor' "$tmp/out" || fail "--serve --help lists the ser
 # The server tells its address through a pipe, so that nothing here waits for time.
 printf 'secret\nsecond line\n' >"$tmp/key"
 mkfifo "$tmp/log"
-"$affinity" --serve -m "$model" --port 0 --threads 1 --context 2048 --api-key-file "$tmp/key" --max-tokens-floor 0 \
+"$affinity" --serve -m "$model" --port 0 --threads 1 --kv-size 2048 --api-key-file "$tmp/key" --max-tokens-floor 0 \
     --prefix-cache-dir "$tmp/cache" --prefix-cache-gib 1 --prefix-cache-block 64 2>"$tmp/log" &
 pid=$!
 exec 3<"$tmp/log"

@@ -81,6 +81,8 @@ int aff__cpu_topk(const float *score, int n, int k, int *sel, int *scratch);
  * Errors: AFF_E_INVALID (widths, plan out of range), AFF_E_UNSUPPORTED (dtype), AFF_E_NOMEM. */
 typedef struct aff_moe_scratch aff_moe_scratch; /* grows as needed, reused between calls */
 aff_status aff__moe_scratch_create(aff_moe_scratch **out, int threads, aff_error *err); /* threads: of the pool to come */
+/* The most it grows to for `rows` rows of `picks` picks. */
+uint64_t aff__moe_scratch_bytes(aff_numerics num, int threads, int rows, int picks, int hidden, int inter);
 void aff__moe_scratch_free(aff_moe_scratch *s);
 aff_status aff__cpu_experts(aff_pool *pool, aff_moe_scratch *s, const aff_expert_shape *shape, aff_numerics num, const aff_moe_plan *plan,
                             const float *x, int64_t ldx, int T, int K, float *y, aff_error *err);
