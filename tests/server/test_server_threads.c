@@ -517,7 +517,7 @@ static void queue_and_cancel(void **state)
     aff_server *s = serve((aff_server_options){.engine = {.slots = 1, .queue = 1}, .http = {.heartbeat_ms = 20}});
     aff_buf got[2] = {0};
     const int first = begin_stream(s, ENDLESS, "\"The\"", &got[0]),    /* has the slot */
-        second = begin_stream(s, ENDLESS, ": heartbeat\n\n", &got[1]); /* waits, and hears from the server */
+        second = begin_stream(s, ENDLESS, ": queued, place 1\n\n", &got[1]); /* waits, and hears from the server */
     assert_null(strstr(got[1].s, "\"The\""));
     answer a = post(s, CHAT, "{" PLAIN "}");
     assert_int_equal(a.status, 429);
