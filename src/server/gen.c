@@ -422,7 +422,8 @@ static void remember(aff_choice *c, const aff_outcome *o)
 {
     const aff_gen *g = c->g;
     aff_turn_call *call = NULL;
-    if (!c->parser || g->ask.continue_final || c->status != AFF_OK || g->abandoned || c->stopped_by || !c->ids.n) return;
+    if (!c->parser || g->ask.continue_final || c->status != AFF_OK || g->abandoned || c->stopped_by || !c->ids.n)
+        return;
     if (c->halted ? !complete_block(c) : o->stop != AFF_STOP_EOS) return;
     if (aff__calloc(&call, c->n_calls, sizeof *call, "turn", NULL) != AFF_OK) return;
     aff_turn t = {.thinking = g->thinking,
@@ -437,7 +438,7 @@ static void remember(aff_choice *c, const aff_outcome *o)
         const aff_tool_call *k = &c->call[i];
         if (k->dropped || k->open) continue;
         const bool none = !k->arguments.n;
-        call[t.n_calls++] = (aff_turn_call){k->id, k->name.s, none ? "{}" : k->arguments.s,
+        call[t.n_calls++] = (aff_turn_call){k->id,         k->name.s, none ? "{}" : k->arguments.s,
                                             strlen(k->id), k->name.n, none ? 2 : k->arguments.n};
     }
     aff__replay_put(g->sv->replay, &t);
@@ -463,7 +464,8 @@ static void count_choice(aff_serving *sv, const aff_choice *c, const aff_outcome
 /* A failure of the machine, not of the request, is a fault until an answer succeeds again. */
 static void note_fault(aff_serving *sv, aff_status s, const aff_error *err)
 {
-    const bool fault = s != AFF_OK && s != AFF_E_INVALID && s != AFF_E_LIMIT && s != AFF_E_NOMEM && s != AFF_E_CANCELLED;
+    const bool fault =
+        s != AFF_OK && s != AFF_E_INVALID && s != AFF_E_LIMIT && s != AFF_E_NOMEM && s != AFF_E_CANCELLED;
     if (s != AFF_OK && !fault) return;
     pthread_mutex_lock(&sv->count_lock);
     snprintf(sv->fault, sizeof sv->fault, "%.250s", fault ? err->msg : "");

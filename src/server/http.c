@@ -648,11 +648,11 @@ static aff_status start_daemon(aff_http *h, aff_error *err)
     h->port = h->o.port;
     AFF_TRY(aff__listen(h->o.host, &h->port, h->o.socket_mode, &fd, err));
     const unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_PEDANTIC_CHECKS;
-    h->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_request, h, MHD_OPTION_LISTEN_SOCKET, fd,
-                                 MHD_OPTION_CONNECTION_LIMIT, (unsigned)h->o.max_connections,
-                                 MHD_OPTION_CONNECTION_MEMORY_LIMIT, h->o.max_header, MHD_OPTION_NOTIFY_COMPLETED,
-                                 on_completed, h, MHD_OPTION_NOTIFY_CONNECTION, on_connection, h,
-                                 MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
+    h->daemon =
+        MHD_start_daemon(flags, 0, NULL, NULL, on_request, h, MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_LIMIT,
+                         (unsigned)h->o.max_connections, MHD_OPTION_CONNECTION_MEMORY_LIMIT, h->o.max_header,
+                         MHD_OPTION_NOTIFY_COMPLETED, on_completed, h, MHD_OPTION_NOTIFY_CONNECTION, on_connection, h,
+                         MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
     if (h->daemon) return AFF_OK;
     aff__unlisten(h->o.host, fd);
     close(fd);

@@ -30,8 +30,8 @@ typedef struct aff_http_options {
 
 aff_status aff__http_start(aff_http **out, const aff_http_options *o, aff_error *err);
 int aff__http_port(const aff_http *h);
-/* Returns when every answer is out, or after `ms`; until then new requests come in, which `handle` should refuse. Then the
- * socket is closed and clients are dropped (their `gone` is called). */
+/* Returns when every answer is out, or after `ms`; until then new requests come in, which `handle` should refuse. Then
+ * the socket is closed and clients are dropped (their `gone` is called). */
 void aff__http_drain(aff_http *h, int ms);
 /* After a drain, and when nobody answers any more. Frees h. */
 void aff__http_stop(aff_http *h);

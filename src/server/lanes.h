@@ -1,5 +1,5 @@
-/* lanes.h - threads that read requests (parse, render, tokenise), so that the thread that serves the sockets only moves bytes.
- * Each lane works in turn; large bodies have their own, so that they hold up each other and nobody else. */
+/* lanes.h - threads that read requests (parse, render, tokenise), so that the thread that serves the sockets only moves
+ * bytes. Each lane works in turn; large bodies have their own, so that they hold up each other and nobody else. */
 #ifndef AFF_SERVER_LANES_H
 #define AFF_SERVER_LANES_H
 #include "server/http.h"

@@ -58,7 +58,8 @@ static aff_status listen_inet(const char *host, int *port, int *fd, aff_error *e
     if (bind(*fd, (struct sockaddr *)&a, n) != 0 || listen(*fd, BACKLOG) != 0)
         return aff__fail_errno(err, "%s port %d: cannot listen", host ? host : "127.0.0.1", *port);
     if (getsockname(*fd, (struct sockaddr *)&a, &n) != 0) return aff__fail_errno(err, "server: cannot tell its port");
-    *port = ntohs(a.ss_family == AF_INET ? ((struct sockaddr_in *)&a)->sin_port : ((struct sockaddr_in6 *)&a)->sin6_port);
+    *port =
+        ntohs(a.ss_family == AF_INET ? ((struct sockaddr_in *)&a)->sin_port : ((struct sockaddr_in6 *)&a)->sin6_port);
     return AFF_OK;
 }
 
@@ -79,8 +80,7 @@ static aff_status may_take(const char *path, const struct sockaddr_un *a, aff_er
 {
     struct stat st;
     int fd;
-    if (lstat(path, &st) != 0)
-        return errno == ENOENT ? AFF_OK : aff__fail_errno(err, "%s: cannot look at it", path);
+    if (lstat(path, &st) != 0) return errno == ENOENT ? AFF_OK : aff__fail_errno(err, "%s: cannot look at it", path);
     if (!S_ISSOCK(st.st_mode))
         return aff__fail(err, AFF_E_IO, "%s: expected a socket or nothing there, got another kind of file", path);
     AFF_TRY(open_socket(AF_UNIX, &fd, err));
@@ -113,7 +113,8 @@ aff_status aff__listen(const char *host, int *port, unsigned mode, int *fd, aff_
     *fd = -1;
     const bool local = aff__listen_is_unix(host);
     if (local) *port = 0;
-    const aff_status s = local ? listen_unix(host + sizeof scheme - 1, mode, fd, err) : listen_inet(host, port, fd, err);
+    const aff_status s =
+        local ? listen_unix(host + sizeof scheme - 1, mode, fd, err) : listen_inet(host, port, fd, err);
     if (s != AFF_OK && *fd >= 0) {
         close(*fd);
         *fd = -1;

@@ -118,7 +118,8 @@ static bool same_arguments(const aff_turn_call *c, const json_t *given)
 
 static bool same_call(const aff_turn_call *c, const json_t *v)
 {
-    const json_t *f = json_object_get(v, "function"), *id = json_object_get(v, "id"), *name = json_object_get(f, "name");
+    const json_t *f = json_object_get(v, "function"), *id = json_object_get(v, "id"),
+                 *name = json_object_get(f, "name");
     return aff__json_is_text(id) && aff__json_is_text(name) &&
            same_bytes(c->id, c->n_id, json_string_value(id), json_string_length(id)) &&
            same_bytes(c->name, c->n_name, json_string_value(name), json_string_length(name)) &&
@@ -162,8 +163,7 @@ static bool same_turn(const aff_turn *t, const said *m, bool thinking)
 {
     if (t->thinking != thinking || t->n_calls != json_array_size(m->calls)) return false;
     if (!same_trimmed(t->text, t->n_text, m->text.s, m->text.n)) return false;
-    if (!(t->n_calls && !m->n_reasoning) &&
-        !same_trimmed(t->reasoning, t->n_reasoning, m->reasoning, m->n_reasoning))
+    if (!(t->n_calls && !m->n_reasoning) && !same_trimmed(t->reasoning, t->n_reasoning, m->reasoning, m->n_reasoning))
         return false;
     for (size_t i = 0; i < t->n_calls; i++)
         if (!same_call(&t->call[i], json_array_get(m->calls, i))) return false;
@@ -172,7 +172,8 @@ static bool same_turn(const aff_turn *t, const said *m, bool thinking)
 
 /* ---- the index ---- */
 
-static uint64_t key_of(const char *id, size_t n_id, const char *reasoning, size_t n_reasoning, const char *text, size_t n_text)
+static uint64_t key_of(const char *id, size_t n_id, const char *reasoning, size_t n_reasoning, const char *text,
+                       size_t n_text)
 {
     XXH3_state_t h;
     if (id) return XXH3_64bits(id, n_id);
@@ -188,8 +189,8 @@ static uint64_t key_of(const char *id, size_t n_id, const char *reasoning, size_
 
 static uint64_t key_of_turn(const aff_turn *t)
 {
-    return key_of(t->n_calls ? t->call[0].id : NULL, t->n_calls ? t->call[0].n_id : 0, t->reasoning, t->n_reasoning, t->text,
-                  t->n_text);
+    return key_of(t->n_calls ? t->call[0].id : NULL, t->n_calls ? t->call[0].n_id : 0, t->reasoning, t->n_reasoning,
+                  t->text, t->n_text);
 }
 
 static void age_out(aff_replay *r, entry *e)
@@ -269,8 +270,8 @@ static const entry *find(aff_replay *r, const said *m, bool thinking)
 {
     const json_t *id = json_object_get(json_array_get(m->calls, 0), "id");
     if (m->calls && !aff__json_is_text(id)) return NULL;
-    const uint64_t key = key_of(m->calls ? json_string_value(id) : NULL, m->calls ? json_string_length(id) : 0, m->reasoning,
-                                m->n_reasoning, m->text.n ? m->text.s : "", m->text.n);
+    const uint64_t key = key_of(m->calls ? json_string_value(id) : NULL, m->calls ? json_string_length(id) : 0,
+                                m->reasoning, m->n_reasoning, m->text.n ? m->text.s : "", m->text.n);
     entry *e = r->bucket[key % BUCKETS];
     while (e && !(e->key == key && same_turn(&e->turn, m, thinking))) e = e->next;
     if (!e) return NULL;

@@ -49,8 +49,8 @@ size_t aff__replay_count(aff_replay *r);
 
 /* Appends the record of a turn. */
 aff_status aff__turn_write(aff_buf *out, const aff_turn *t, aff_error *err);
-/* Reads the record at *at of bytes[0..n) and moves *at behind it; false: there is none, or it is damaged. The strings point
- * into bytes; call[] and ids[] are copies that aff__turn_free frees. */
+/* Reads the record at *at of bytes[0..n) and moves *at behind it; false: there is none, or it is damaged. The strings
+ * point into bytes; call[] and ids[] are copies that aff__turn_free frees. */
 bool aff__turn_read(aff_turn *t, const char *bytes, size_t n, size_t *at);
 void aff__turn_free(aff_turn *t);
 #endif

@@ -46,7 +46,8 @@ static aff_status body(aff_buf *b, const aff_turn *t, aff_error *err)
 aff_status aff__turn_write(aff_buf *out, const aff_turn *t, aff_error *err)
 {
     aff_buf b = {0};
-    aff_status s = t->n_calls > MAX_CALLS ? aff__fail(err, AFF_E_LIMIT, "turn: %zu calls", t->n_calls) : body(&b, t, err);
+    aff_status s =
+        t->n_calls > MAX_CALLS ? aff__fail(err, AFF_E_LIMIT, "turn: %zu calls", t->n_calls) : body(&b, t, err);
     if (s == AFF_OK && b.n > UINT32_MAX) s = aff__fail(err, AFF_E_LIMIT, "turn: %zu bytes", b.n);
     if (s == AFF_OK) s = put(out, b.n, 4, err);
     if (s == AFF_OK) s = put(out, XXH3_64bits(b.s, b.n), 8, err);

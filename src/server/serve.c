@@ -253,8 +253,8 @@ static bool beyond_this_machine(const flags *f)
            !aff__listen_is_unix(f->host);
 }
 
-/* Waits for the first signal on a thread of its own, so that loading a model, which takes minutes, can be ended too. The
- * second one ends the program. */
+/* Waits for the first signal on a thread of its own, so that loading a model, which takes minutes, can be ended too.
+ * The second one ends the program. */
 typedef struct signals {
     sigset_t set;
     pthread_t thread;

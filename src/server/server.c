@@ -507,7 +507,8 @@ static void handle(void *ctx, aff_exchange *x)
         aff__answer_error(x, dialect_of(x), 401, "expected the server's key in Authorization: Bearer or x-api-key",
                           NULL, "invalid_api_key");
     } else if (!r->path) {
-        if (!(get && at == SERVING && one_model(s, x))) aff__answer_error(x, dialect_of(x), 404, "no such path", NULL, NULL);
+        if (!(get && at == SERVING && one_model(s, x)))
+            aff__answer_error(x, dialect_of(x), 404, "no such path", NULL, NULL);
     } else if (r->post ? !post : !get) {
         aff__x_header(x, "Allow", r->post ? "POST, OPTIONS" : "GET, HEAD, OPTIONS");
         aff__answer_error(x, dialect_of(x), 405, "this path takes another method", NULL, NULL);

@@ -32,7 +32,7 @@ typedef struct aff_chat_request {
     aff_chat_format format;
     const json_t *messages, *context, *tools, *response_format, *effort;
     bool reference, thinking, keep_reasoning, no_bos;
-    bool continue_final; /* leave a last assistant message open (not with `reference`) */
+    bool continue_final;       /* leave a last assistant message open (not with `reference`) */
     aff_chat_replay_fn replay; /* NULL: every message is rendered */
     void *replay_ctx;
 } aff_chat_request;
@@ -45,7 +45,7 @@ typedef struct aff_chat_prompt {
     aff_segment *seg;
     size_t n_seg;
     bool thinking;
-    aff_ids ids; /* those of replayed segments */
+    aff_ids ids;           /* those of replayed segments */
     const char *exception; /* with `reference`, on an error: the exception of DeepSeek's encoder, e.g. "TypeError" */
 } aff_chat_prompt;
 

@@ -1,5 +1,6 @@
-/* Records of kept turns. The first byte: 0, the rest is a file's records; else it is one record's contents, to which size and
- * checksum are added. What is read is written back as the same bytes; a broken one is refused and leaves the place alone. */
+/* Records of kept turns. The first byte: 0, the rest is a file's records; else it is one record's contents, to which
+ * size and checksum are added. What is read is written back as the same bytes; a broken one is refused and leaves the
+ * place alone. */
 #include "server/replay.h"
 #include <stdlib.h>
 #include <string.h>

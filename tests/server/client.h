@@ -137,7 +137,8 @@ static inline answer parse_answer(char *all)
     return a;
 }
 
-static inline answer call(const aff_server *s, const char *method, const char *path, const char *headers, const char *body)
+static inline answer call(const aff_server *s, const char *method, const char *path, const char *headers,
+                          const char *body)
 {
     aff_buf b = {0};
     put_request(&b, method, path, headers, body);
@@ -180,6 +181,18 @@ static inline const char *text_at(const json_t *v, const char *path)
 static inline long long int_at(const json_t *v, const char *path)
 {
     return json_integer_value(at(v, path));
+}
+
+/* Sends a request for an answer that goes on; returns when `until` has arrived. */
+static inline int begin_at(const aff_server *s, const char *path, const char *body, const char *until, aff_buf *got)
+{
+    aff_buf b = {0};
+    const int fd = dial(s);
+    put_request(&b, "POST", path, "", body);
+    send_all(fd, b.s, b.n);
+    aff__buf_free(&b);
+    assert_true(read_until(fd, got, until));
+    return fd;
 }
 
 /* The data of the i-th event of a stream as JSON; NULL: there is none, or it is no JSON ([DONE]). */

@@ -463,20 +463,14 @@ static void too_long(void **state)
 
 static int begin_stream(const aff_server *s, const char *body, const char *until, aff_buf *got)
 {
-    aff_buf b = {0};
-    const int fd = dial(s);
-    put_request(&b, "POST", CHAT, "", body);
-    send_all(fd, b.s, b.n);
-    aff__buf_free(&b);
-    assert_true(read_until(fd, got, until));
-    return fd;
+    return begin_at(s, CHAT, body, until, got);
 }
 
 static void queue_and_cancel(void **state)
 {
     aff_server *s = serve((aff_server_options){.engine = {.slots = 1, .queue = 1}, .http = {.heartbeat_ms = 20}});
     aff_buf got[2] = {0};
-    const int first = begin_stream(s, ENDLESS, "\"The\"", &got[0]),    /* has the slot */
+    const int first = begin_stream(s, ENDLESS, "\"The\"", &got[0]),          /* has the slot */
         second = begin_stream(s, ENDLESS, ": queued, place 1\n\n", &got[1]); /* waits, and hears from the server */
     assert_null(strstr(got[1].s, "\"The\""));
     answer a = post(s, CHAT, "{" PLAIN "}");

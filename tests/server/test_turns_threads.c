@@ -1,5 +1,5 @@
-/* Turns kept token by token: a conversation that comes back is the sequence that was run, in every dialect and after a restart;
- * what a client changed is rendered. */
+/* Turns kept token by token: a conversation that comes back is the sequence that was run, in every dialect and after a
+ * restart; what a client changed is rendered. */
 #define _XOPEN_SOURCE 700 /* nftw, mkdtemp */
 #include "support/test.h"
 #include "server/client.h"
@@ -16,8 +16,8 @@ static char root[] = "/tmp/aff-turns-XXXXXX";
 
 static const uint32_t some_ids[] = {300, 301, 5, 300, 77};
 
-static aff_turn turn_of(const aff_turn_call *call, size_t n_calls, const char *reasoning, const char *text, const uint32_t *ids,
-                        size_t n_ids)
+static aff_turn turn_of(const aff_turn_call *call, size_t n_calls, const char *reasoning, const char *text,
+                        const uint32_t *ids, size_t n_ids)
 {
     return (aff_turn){.thinking = true,
                       .reasoning = reasoning,
@@ -62,7 +62,8 @@ static bool finds(aff_replay *r, const char *message, bool thinking, const uint3
 }
 
 #define CALL_(id, name, args) "{\"id\": \"" id "\", \"function\": {\"name\": \"" name "\", \"arguments\": " args "}}"
-#define MESSAGE(text, reasoning, calls) "{\"content\": " text ", \"reasoning_content\": " reasoning ", \"tool_calls\": [" calls "]}"
+#define MESSAGE(text, reasoning, calls)                                                                                \
+    "{\"content\": " text ", \"reasoning_content\": " reasoning ", \"tool_calls\": [" calls "]}"
 
 static void what_is_the_same(void **state)
 {
@@ -70,19 +71,29 @@ static void what_is_the_same(void **state)
         const char *message;
         bool thinking, found;
     } rows[] = {
-        {MESSAGE("\"t\"", "\"why\"", CALL_("call_1", "f", "\"{\\\"a\\\": 1, \\\"b\\\": [2.0, {\\\"c\\\": 3}]}\"")), true, true},
-        {MESSAGE("\"t\\n\"", "\" why \"", CALL_("call_1", "f", "\"{\\\"b\\\":[2,{\\\"c\\\":3}],\\\"a\\\":1}\"")), true, true},
-        {MESSAGE("[{\"type\": \"text\", \"text\": \"t\"}]", "null", CALL_("call_1", "f", "{\"a\": 1, \"b\": [2.0, {\"c\": 3}]}")),
+        {MESSAGE("\"t\"", "\"why\"", CALL_("call_1", "f", "\"{\\\"a\\\": 1, \\\"b\\\": [2.0, {\\\"c\\\": 3}]}\"")),
          true, true},
-        {MESSAGE("\"t\"", "\"\"", CALL_("call_1", "f", "\"{\\\"a\\\": 1, \\\"b\\\": [2, {\\\"c\\\": 4}]}\"")), true, false},
+        {MESSAGE("\"t\\n\"", "\" why \"", CALL_("call_1", "f", "\"{\\\"b\\\":[2,{\\\"c\\\":3}],\\\"a\\\":1}\"")), true,
+         true},
+        {MESSAGE("[{\"type\": \"text\", \"text\": \"t\"}]", "null",
+                 CALL_("call_1", "f", "{\"a\": 1, \"b\": [2.0, {\"c\": 3}]}")),
+         true, true},
+        {MESSAGE("\"t\"", "\"\"", CALL_("call_1", "f", "\"{\\\"a\\\": 1, \\\"b\\\": [2, {\\\"c\\\": 4}]}\"")), true,
+         false},
         {MESSAGE("\"t\"", "\"\"", CALL_("call_1", "f", "\"{\\\"a\\\": 1}\"")), true, false},
         {MESSAGE("\"t\"", "\"\"", CALL_("call_1", "f", "\"{broken\"")), true, false},
-        {MESSAGE("\"t\"", "\"\"", CALL_("call_1", "g", "\"{\\\"a\\\": 1, \\\"b\\\": [2, {\\\"c\\\": 3}]}\"")), true, false},
-        {MESSAGE("\"t\"", "\"\"", CALL_("call_2", "f", "\"{\\\"a\\\": 1, \\\"b\\\": [2, {\\\"c\\\": 3}]}\"")), true, false},
-        {MESSAGE("\"t\"", "\"\"", CALL_("call_1", "f", "\"{\\\"a\\\": 1, \\\"b\\\": [2, {\\\"c\\\": 3}]}\"")), false, false},
-        {MESSAGE("\"t2\"", "\"\"", CALL_("call_1", "f", "\"{\\\"a\\\": 1, \\\"b\\\": [2, {\\\"c\\\": 3}]}\"")), true, false},
-        {MESSAGE("\"t\"", "\"other\"", CALL_("call_1", "f", "\"{\\\"a\\\": 1, \\\"b\\\": [2, {\\\"c\\\": 3}]}\"")), true, false},
-        {MESSAGE("\"t\"", "\"why\"", CALL_("call_1", "f", "\"{\\\"a\\\": 1, \\\"b\\\": [2, {\\\"c\\\": 3}]}\"") ", {}"), true, false},
+        {MESSAGE("\"t\"", "\"\"", CALL_("call_1", "g", "\"{\\\"a\\\": 1, \\\"b\\\": [2, {\\\"c\\\": 3}]}\"")), true,
+         false},
+        {MESSAGE("\"t\"", "\"\"", CALL_("call_2", "f", "\"{\\\"a\\\": 1, \\\"b\\\": [2, {\\\"c\\\": 3}]}\"")), true,
+         false},
+        {MESSAGE("\"t\"", "\"\"", CALL_("call_1", "f", "\"{\\\"a\\\": 1, \\\"b\\\": [2, {\\\"c\\\": 3}]}\"")), false,
+         false},
+        {MESSAGE("\"t2\"", "\"\"", CALL_("call_1", "f", "\"{\\\"a\\\": 1, \\\"b\\\": [2, {\\\"c\\\": 3}]}\"")), true,
+         false},
+        {MESSAGE("\"t\"", "\"other\"", CALL_("call_1", "f", "\"{\\\"a\\\": 1, \\\"b\\\": [2, {\\\"c\\\": 3}]}\"")),
+         true, false},
+        {MESSAGE("\"t\"", "\"why\"", CALL_("call_1", "f", "\"{\\\"a\\\": 1, \\\"b\\\": [2, {\\\"c\\\": 3}]}\"") ", {}"),
+         true, false},
         {MESSAGE("7", "\"why\"", ""), true, false},
         {MESSAGE("\"t\"", "\"why\"", "{\"id\": 7}"), true, false}};
     aff_replay *r;
@@ -121,7 +132,8 @@ static void bound(void **state)
         const aff_turn_call call = call_of(id, "f", "{}");
         const aff_turn t = turn_of(&call, 1, "", "", some_ids, 5);
         aff__replay_put(r, &t);
-        assert_true(finds(r, MESSAGE("null", "null", CALL_("call_0", "f", "\"{}\"")), true, some_ids, 5)); /* stays in use */
+        assert_true(
+            finds(r, MESSAGE("null", "null", CALL_("call_0", "f", "\"{}\"")), true, some_ids, 5)); /* stays in use */
     }
     assert_in_range(aff__replay_count(r), 15, 30); /* of records of 71 to 73 bytes and 12 of head */
     snprintf(message, sizeof message, MESSAGE("null", "null", CALL_("call_%d", "f", "\"{}\"")), 1);
@@ -156,7 +168,10 @@ static void file(void **state)
         const size_t want = cut == n ? 2 : aff__replay_count(r);
         assert_int_equal(aff__replay_count(r), want);
         assert_true(cut < n || finds(r, MESSAGE("\"x\"", "\"r\"", ""), true, some_ids, 2));
-        assert_true(want == 0 || finds(r, MESSAGE("\"\"", "null", CALL_("call_1", "f", "\"{}\"") ", " CALL_("call_2", "g", "\"{\\\"x\\\": \\\"\\\\u0000\\\"}\"")),
+        assert_true(want == 0 || finds(r,
+                                       MESSAGE("\"\"", "null",
+                                               CALL_("call_1", "f", "\"{}\"") ", " CALL_(
+                                                   "call_2", "g", "\"{\\\"x\\\": \\\"\\\\u0000\\\"}\"")),
                                        true, some_ids, 5));
         aff__replay_free(r);
     }
@@ -200,7 +215,8 @@ static void start(cached_server *c, const char *name, bool persistent)
     snprintf(c->dir, sizeof c->dir, "%s/%s", root, name);
     const aff_prefix_options po = {.dir = c->dir, .bytes = UINT64_C(1) << 30, .block = 64, .persistent = persistent};
     if (aff__prefix_open(&c->cache, the_net, &po, &err) != AFF_OK) fail_msg("%s", err.msg);
-    c->s = serve((aff_server_options){.engine = {.cache = {c->cache, restore, publish}}, .replay_dir = persistent ? c->dir : NULL});
+    c->s = serve((aff_server_options){.engine = {.cache = {c->cache, restore, publish}},
+                                      .replay_dir = persistent ? c->dir : NULL});
 }
 
 static void stop(cached_server *c)
@@ -237,7 +253,8 @@ static json_t *question(int n, bool thinking)
 /* The second request of a conversation, with the answer's message as `change` leaves it; cached tokens. */
 static long long second_turn(const aff_server *s, const json_t *first, const json_t *message, const char *change)
 {
-    json_t *r = json_deep_copy(first), *m = json_deep_copy(message), *call_ = at(m, "tool_calls.0"), *f = at(call_, "function");
+    json_t *r = json_deep_copy(first), *m = json_deep_copy(message), *call_ = at(m, "tool_calls.0"),
+           *f = at(call_, "function");
     json_t *args = json_loads(text_at(f, "arguments"), 0, NULL);
     const char *id = text_at(call_, "id");
     json_t *list = at(r, "messages");
@@ -321,12 +338,12 @@ static void messages_turns(void **state)
     for (int thinking = 0; thinking < 2; thinking++) {
         json_t *q = question(3, thinking), *tools = json_array(), *t;
         size_t i;
-        json_array_foreach(at(q, "tools"), i, t)
-            json_array_append_new(tools, json_pack("{s:O,s:O,s:O}", "name", at(t, "function.name"), "description",
-                                                   at(t, "function.description"), "input_schema", at(t, "function.parameters")));
+        json_array_foreach(at(q, "tools"), i, t) json_array_append_new(
+            tools, json_pack("{s:O,s:O,s:O}", "name", at(t, "function.name"), "description",
+                             at(t, "function.description"), "input_schema", at(t, "function.parameters")));
         json_t *r = json_pack("{s:O,s:[O],s:o,s:i,s:i,s:{s:s,s:i}}", "system", at(q, "messages.0.content"), "messages",
-                              at(q, "messages.1"), "tools", tools, "temperature", 0, "max_tokens", 2000, "thinking", "type",
-                              thinking ? "enabled" : "disabled", "budget_tokens", 1024);
+                              at(q, "messages.1"), "tools", tools, "temperature", 0, "max_tokens", 2000, "thinking",
+                              "type", thinking ? "enabled" : "disabled", "budget_tokens", 1024);
         answer a = post_json(c.s, "/v1/messages", r);
         assert_string_equal(text_at(a.json, "stop_reason"), "tool_use");
         const json_t *content = at(a.json, "content"), *last = json_array_get(content, json_array_size(content) - 1);
@@ -334,8 +351,8 @@ static void messages_turns(void **state)
                               int_at(a.json, "usage.output_tokens") - 1;
         json_array_append_new(at(r, "messages"), json_pack("{s:s,s:O}", "role", "assistant", "content", content));
         json_array_append_new(at(r, "messages"),
-                              json_pack("{s:s,s:[{s:s,s:O,s:s}]}", "role", "user", "content", "type", "tool_result", "tool_use_id",
-                                        at(last, "id"), "content", "42"));
+                              json_pack("{s:s,s:[{s:s,s:O,s:s}]}", "role", "user", "content", "type", "tool_result",
+                                        "tool_use_id", at(last, "id"), "content", "42"));
         json_object_set_new(r, "max_tokens", json_integer(2));
         answer b = post_json(c.s, "/v1/messages", r);
         assert_int_equal(int_at(b.json, "usage.cache_read_input_tokens"), all);
@@ -372,8 +389,8 @@ static void responses_turns(void **state)
         }
         assert_non_null(id);
         const long long all = int_at(a.json, "usage.input_tokens") + int_at(a.json, "usage.output_tokens") - 1;
-        json_array_append_new(at(r, "input"),
-                              json_pack("{s:s,s:s,s:s}", "type", "function_call_output", "call_id", id, "output", "42"));
+        json_array_append_new(
+            at(r, "input"), json_pack("{s:s,s:s,s:s}", "type", "function_call_output", "call_id", id, "output", "42"));
         json_object_set_new(r, "max_output_tokens", json_integer(2));
         answer b = post_json(c.s, "/v1/responses", r);
         assert_int_equal(int_at(b.json, "usage.input_tokens_details.cached_tokens"), all);
@@ -405,9 +422,13 @@ static int tear_down(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_the_same), cmocka_unit_test(turns_without_calls), cmocka_unit_test(bound),
-        cmocka_unit_test(file),             cmocka_unit_test(chat_turns),          cmocka_unit_test(after_a_restart),
-        cmocka_unit_test(messages_turns),   cmocka_unit_test(responses_turns)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(what_is_the_same),
+                                       cmocka_unit_test(turns_without_calls),
+                                       cmocka_unit_test(bound),
+                                       cmocka_unit_test(file),
+                                       cmocka_unit_test(chat_turns),
+                                       cmocka_unit_test(after_a_restart),
+                                       cmocka_unit_test(messages_turns),
+                                       cmocka_unit_test(responses_turns)};
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
