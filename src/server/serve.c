@@ -5,14 +5,19 @@
 #include "engine/text.h"
 #include "format/container.h"
 #include "format/json.h"
+#include "server/listen.h"
 #include "server/server.h"
 #include <math.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef struct flags {
     const char *model, *tokenizer, *host, *key_file, *cors, *name, *format, *numerics, *dspark, *dspark_model, *width;
+    const char *socket_mode;
     bool serve, quiet;
     int64_t port, slots, queue, chunk, threads, floor, max_body, connections, drain;
     aff_setup setup;
@@ -35,6 +40,7 @@ static int parse(flags *f, int argc, char **argv)
                  .max_body = 32,
                  .connections = 256,
                  .drain = 30,
+                 .socket_mode = "600",
                  .name = "DeepSeek-V4-Flash",
                  .format = "auto",
                  .numerics = "fast",
@@ -43,7 +49,9 @@ static int parse(flags *f, int argc, char **argv)
                  .setup = AFF_SETUP_NOTHING};
     const aff_option table[] = {
         {"serve", 0, AFF_OPT_FLAG, &f->serve, NULL, "Serve HTTP until SIGTERM.", "Server"},
-        {"host", 0, AFF_OPT_STR, &f->host, "ADDRESS", "Address to listen on [127.0.0.1]."},
+        {"host", 0, AFF_OPT_STR, &f->host, "ADDRESS",
+         "IPv4 or IPv6 address to listen on, or unix:PATH for a Unix socket [127.0.0.1]."},
+        {"socket-mode", 0, AFF_OPT_STR, &f->socket_mode, "OCTAL", "Permissions of the Unix socket [600]."},
         {"port", 0, AFF_OPT_INT, &f->port, "N", "Port; 0 takes a free one, which is printed [8080].", NULL, 0, 65535},
         {"api-key-file", 0, AFF_OPT_STR, &f->key_file, "FILE",
          "A file whose first line is the key that clients must show; without it the environment's AFFINITY_API_KEY, if "
@@ -121,12 +129,23 @@ static aff_status read_key(const flags *f, char **key, aff_error *err)
     return *key ? AFF_OK : aff__fail(err, AFF_E_NOMEM, "key: out of memory");
 }
 
+static aff_status mode_of(const char *text, unsigned *mode, aff_error *err)
+{
+    char *end;
+    const unsigned long v = strtoul(text, &end, 8);
+    if (*text < '0' || *text > '7' || *end || v > 0777 || !v)
+        return aff__fail(err, AFF_E_INVALID, "--socket-mode: expected an octal number from 1 to 777, got '%s'", text);
+    *mode = (unsigned)v;
+    return AFF_OK;
+}
+
 static aff_status fill(const flags *f, aff_server_options *o, aff_net_options *net, aff_error *err)
 {
     AFF_TRY(aff__setup_check(&f->setup, err));
     if (!f->model) return aff__fail(err, AFF_E_INVALID, "--serve: expected a model: give -m PATH");
     if (!aff__chat_format_find(f->format, &o->format))
         return aff__fail(err, AFF_E_INVALID, "--chat-format: expected auto, v4, 0731 or v4.1, got '%s'", f->format);
+    AFF_TRY(mode_of(f->socket_mode, &o->http.socket_mode, err));
     const char *const modes[] = {"math", "sim", "fast"};
     int i = 0;
     while (i < 3 && strcmp(f->numerics, modes[i]) != 0) i++;
@@ -149,6 +168,7 @@ static aff_status fill(const flags *f, aff_server_options *o, aff_net_options *n
     aff__setup_engine(&f->setup, 0, &o->engine);
     o->http = (aff_http_options){.host = f->host,
                                  .port = (int)f->port,
+                                 .socket_mode = o->http.socket_mode,
                                  .max_body = (size_t)f->max_body << 20,
                                  .max_connections = (int)f->connections,
                                  .log = f->quiet ? NULL : stderr};
@@ -199,14 +219,65 @@ static aff_status plan(const flags *f, const aff_server_options *o, aff_net_opti
     return aff__memplan_check(p, err);
 }
 
-static void wait_for_signal(const sigset_t *set)
+/* "http://127.0.0.1:8080" or "unix:/run/affinity/affinity.sock" */
+static void put_address(const flags *f, const aff_server *s, char *out, size_t cap)
 {
+    const bool v6 = strchr(f->host, ':') != NULL;
+    if (aff__listen_is_unix(f->host))
+        snprintf(out, cap, "%s", f->host);
+    else
+        snprintf(out, cap, "http://%s%s%s:%d", v6 ? "[" : "", f->host, v6 ? "]" : "", aff__server_port(s));
+}
+
+static bool beyond_this_machine(const flags *f)
+{
+    return strcmp(f->host, "127.0.0.1") != 0 && strcmp(f->host, "::1") != 0 && strcmp(f->host, "localhost") != 0 &&
+           !aff__listen_is_unix(f->host);
+}
+
+/* Waits for the first signal on a thread of its own, so that loading a model, which takes minutes, can be ended too.
+ * The second one ends the program. */
+typedef struct signals {
+    sigset_t set;
+    pthread_t thread;
+    atomic_bool loading;
+} signals;
+
+static void *wait_for_signal(void *ctx)
+{
+    signals *w = ctx;
     int sig;
-    while (sigwait(set, &sig) != 0) {
+    while (sigwait(&w->set, &sig) != 0) {
     }
-    signal(SIGINT, SIG_DFL); /* the second one ends the program */
+    if (atomic_load(&w->loading)) {
+        warn(NULL, "stopped before the model was loaded");
+        _exit(0); /* nothing was begun that needs an end */
+    }
+    signal(SIGINT, SIG_DFL);
     signal(SIGTERM, SIG_DFL);
-    pthread_sigmask(SIG_UNBLOCK, set, NULL);
+    pthread_sigmask(SIG_UNBLOCK, &w->set, NULL);
+    return NULL;
+}
+
+/* Before there are other threads: they inherit the mask. */
+static aff_status catch_signals(signals *w, aff_error *err)
+{
+    sigemptyset(&w->set);
+    sigaddset(&w->set, SIGINT);
+    sigaddset(&w->set, SIGTERM);
+    atomic_init(&w->loading, true);
+    pthread_sigmask(SIG_BLOCK, &w->set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    return pthread_create(&w->thread, NULL, wait_for_signal, w) == 0
+               ? AFF_OK
+               : aff__fail(err, AFF_E_NOMEM, "server: cannot start a thread");
+}
+
+/* The thread that waited has ended, so a second signal needs another one that does not block it. */
+static void let_signals_through(signals *w)
+{
+    pthread_join(w->thread, NULL);
+    pthread_sigmask(SIG_UNBLOCK, &w->set, NULL);
 }
 
 int aff__serve_main(int argc, char **argv)
@@ -220,7 +291,8 @@ int aff__serve_main(int argc, char **argv)
     aff_server *server = NULL;
     aff_prefix *cache = NULL;
     char *key = NULL;
-    sigset_t set;
+    signals sig;
+    char address[160];
     aff_memplan p;
     int code = parse(&f, argc, argv);
     if (code >= 0) return code;
@@ -237,25 +309,31 @@ int aff__serve_main(int argc, char **argv)
     }
     o.api_key = key;
     o.engine.warn = warn;
-    sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGTERM);
-    pthread_sigmask(SIG_BLOCK, &set, NULL); /* before there are threads: they inherit it */
-    signal(SIGPIPE, SIG_IGN);
-    s = open_all(&f, &o, &no, &net, &tok, &err);
+    s = catch_signals(&sig, &err);
+    if (s != AFF_OK) {
+        free(key);
+        return complain(&err, 1);
+    }
+    s = aff__server_listen(&server, &o, &err);
+    if (s == AFF_OK) {
+        put_address(&f, server, address, sizeof address);
+        fprintf(stderr, "affinity: loading %s; requests to %s get 503 until that is done\n", f.model, address);
+        s = open_all(&f, &o, &no, &net, &tok, &err);
+    }
     if (s == AFF_OK) aff__net_limit_copies(net, p.copies);
     if (s == AFF_OK) s = aff__setup_cache(&f.setup, net, warn, &o.engine, &cache, &err);
-    if (s == AFF_OK) s = aff__server_start(&server, net, tok, &o, &err);
+    if (s == AFF_OK && f.setup.cache_stays) o.replay_dir = f.setup.cache_dir;
+    if (s == AFF_OK) s = aff__server_ready(server, net, tok, &o, &err);
     if (s == AFF_OK) {
-        if (!key && strcmp(f.host, "127.0.0.1") != 0 && strcmp(f.host, "::1") != 0 && strcmp(f.host, "localhost") != 0)
+        if (!key && beyond_this_machine(&f))
             warn(NULL, "WARNING: listening beyond this machine without a key: anybody who reaches it can use it "
                        "(--api-key-file)");
         if (f.floor)
             fprintf(stderr, "affinity: token limits below %lld are raised to it (--max-tokens-floor)\n",
                     (long long)f.floor);
-        fprintf(stderr, "affinity: listening on http://%s%s%s:%d\n", strchr(f.host, ':') ? "[" : "", f.host,
-                strchr(f.host, ':') ? "]" : "", aff__server_port(server));
-        wait_for_signal(&set);
+        atomic_store(&sig.loading, false);
+        fprintf(stderr, "affinity: listening on %s\n", address);
+        let_signals_through(&sig);
         fprintf(stderr, "affinity: stopping; answers in progress have %lld s\n", (long long)f.drain);
     }
     aff__server_stop(server, (int)f.drain * 1000);
