@@ -55,7 +55,7 @@ if(NOT AFF_CUDA STREQUAL "OFF" AND AFF_CUDA_ARCHS)
       endif()
     endforeach()
     add_custom_command(OUTPUT ${gpu_out}/kernels.fatbin
-      COMMAND ${AFF_NVCC} -O3 -fmad=false -fatbin -x cu -I${CMAKE_SOURCE_DIR}/src ${gencode} -o ${gpu_out}/kernels.fatbin ${gpu_dir}/kernels/all.inc
+      COMMAND ${AFF_NVCC} -O3 -fmad=false -fatbin -x cu -I${CMAKE_SOURCE_DIR}/src -I${CMAKE_SOURCE_DIR}/include ${gencode} -o ${gpu_out}/kernels.fatbin ${gpu_dir}/kernels/all.inc
       DEPENDS ${gpu_sources} COMMENT "Building NVIDIA kernels" VERBATIM)
     list(APPEND gpu_images ${gpu_out}/kernels.fatbin)
     list(APPEND gpu_defines AFF_CUDA_IMAGE="${gpu_out}/kernels.fatbin")
@@ -86,7 +86,7 @@ if(NOT AFF_HIP STREQUAL "OFF" AND AFF_HIP_ARCHS)
   if(AFF_HIP_CLANG AND NOT hip_failed)
     foreach(a ${AFF_HIP_ARCHS})
       add_custom_command(OUTPUT ${gpu_out}/kernels-${a}.co
-        COMMAND ${AFF_HIP_CLANG} ${hip_flags} --offload-arch=${a} -I${CMAKE_SOURCE_DIR}/src -o ${gpu_out}/kernels-${a}.co ${gpu_dir}/kernels/all.inc
+        COMMAND ${AFF_HIP_CLANG} ${hip_flags} --offload-arch=${a} -I${CMAKE_SOURCE_DIR}/src -I${CMAKE_SOURCE_DIR}/include -o ${gpu_out}/kernels-${a}.co ${gpu_dir}/kernels/all.inc
         DEPENDS ${gpu_sources} COMMENT "Building AMD kernels (${a})" VERBATIM)
       list(APPEND gpu_images ${gpu_out}/kernels-${a}.co)
       string(TOUPPER ${a} A)

@@ -25,12 +25,12 @@ static const uint64_t collect_memory = 1ull << 30; /* bytes for the rows in flig
 
 /* The command line. NAN, INT64_MIN and NULL: not given. */
 typedef struct flags {
-    const char *model, *tokenizer, *prompt, *prompt_file, *tokens, *logits_out, *numerics, *force, *cpu_path, *collect;
+    const char *model, *tokenizer, *prompt, *prompt_file, *tokens, *logits_out, *numerics, *force, *cpu_path, *collect, *moments;
     const char *dspark, *dspark_model, *dspark_width, *bias, *route_trace;
     bool serve, no_echo, ignore_eos, dump_tokens, logits_last;
     int64_t n, top_k, seed, dump_logits, max_layers, chunk, threads, slots, logprobs, imatrix_chunk;
     double temp, top_p, min_p, presence, frequency, repetition;
-    int width; /* --dspark-width */
+    int width, moments_index; /* --dspark-width, --imatrix-moments */
     bool text_from_file; /* of -p and --prompt-file the last one counts */
     aff_numerics mode;
     aff_setup setup;
@@ -142,6 +142,9 @@ static int parse(flags *f, int argc, char **argv)
          "aff-quantize --imatrix.", "Calibration"},
         {"imatrix-chunk", 0, AFF_OPT_INT, &f->imatrix_chunk, "N",
          "Cut that text into sequences of N tokens, each after begin-of-sequence [512].", NULL, 1, 1e9},
+        {"imatrix-moments", 0, AFF_OPT_STR, &f->moments, "WHAT",
+         "Whole second moments of the inputs besides, for error feedback: none, gate (gate and up), all, or auto: gate up to "
+         "8 GiB, down up to 1 GiB [auto]."},
         {"numerics", 0, AFF_OPT_STR, &f->numerics, "MODE",
          "How much of the published arithmetic is reproduced: math, sim or fast [fast].", "Running"},
         {"prefill-chunk-size", 0, AFF_OPT_INT, &f->chunk, "N", "Prompt tokens per pass; changes no result [256].", NULL,
@@ -200,6 +203,8 @@ static aff_status check_flags(const flags *f, aff_error *err)
             "--dump-tokens stops before the model runs: expected no --dump-logits, --logits-out or --force-tokens");
     if (f->imatrix_chunk != INT64_MIN && !f->collect)
         return bad(err, "--imatrix-chunk: expected --collect-imatrix FILE with it, got none");
+    if (f->moments && !f->collect)
+        return bad(err, "--imatrix-moments: expected --collect-imatrix FILE with it, got none");
     if (f->collect && (f->dump_tokens || f->dump_logits || f->logits_out || f->force || f->n != INT64_MIN || f->ignore_eos ||
                        sampler_flags(f)))
         return bad(err, "--collect-imatrix generates nothing: expected no sampling or output flags, no -n, got one");
@@ -234,6 +239,8 @@ static aff_status check_enums(flags *f, aff_error *err)
     f->mode = i == 0 ? AFF_MATH : i == 1 ? AFF_SIM : AFF_FAST;
     static const char *const switches[] = {"on", "off", NULL}, *const widths[] = {"0", "1", "2", "3", "4", "5", "auto", NULL};
     if (f->dspark) AFF_TRY(one_of("--dspark", f->dspark, switches, &i, err));
+    static const char *const moments[] = {"auto", "none", "gate", "all", NULL}; /* as aff_moments */
+    if (f->moments) AFF_TRY(one_of("--imatrix-moments", f->moments, moments, &f->moments_index, err));
     f->width = AFF_WIDTH_AUTO;
     if (f->dspark_width) {
         AFF_TRY(one_of("--dspark-width", f->dspark_width, widths, &i, err));
@@ -720,6 +727,7 @@ static aff_status collect(app *a, aff_error *err)
                            .chunk = f->imatrix_chunk == INT64_MIN ? 512 : f->imatrix_chunk,
                            .bos = bos,
                            .threads = (int)f->threads,
+                           .moments = (aff_moments)f->moments_index,
                            .memory = collect_memory,
                            .dataset = a->text ? a->f.text_from_file ? f->prompt_file : "--prompt" : "--tokens",
                            .ctx = a,
