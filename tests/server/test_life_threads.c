@@ -104,7 +104,7 @@ static void draining(void **state)
 
 static atomic_int broken;
 
-static aff_status restore(void *ctx, aff_seq *seq, const int32_t *ids, int64_t n, int64_t most, aff_error *err)
+static aff_status restore(void *ctx, aff_seq *seq, const int32_t *ids, int64_t n, int64_t most, int64_t *matched, aff_error *err)
 {
     return broken ? aff__fail(err, AFF_E_IO, "expert 7: cannot read: Input/output error") : AFF_OK;
 }

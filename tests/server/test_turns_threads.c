@@ -191,10 +191,10 @@ static void file(void **state)
 
 /* ---- conversations ---- */
 
-static aff_status restore(void *ctx, aff_seq *seq, const int32_t *ids, int64_t n, int64_t most, aff_error *err)
+static aff_status restore(void *ctx, aff_seq *seq, const int32_t *ids, int64_t n, int64_t most, int64_t *matched, aff_error *err)
 {
-    int64_t restored, matched;
-    return aff__prefix_restore(ctx, seq, ids, n, most, &restored, &matched, err);
+    int64_t restored;
+    return aff__prefix_restore(ctx, seq, ids, n, most, &restored, matched, err);
 }
 
 static void publish(void *ctx, const aff_seq *seq, const int32_t *ids)
