@@ -110,4 +110,10 @@ static inline void aff__matmul(aff_backend *b, const aff_weight *w, const float 
 
 /* The CPU. threads <= 0: one per allowed CPU. */
 aff_status aff__cpu_backend(aff_backend **out, aff_numerics num, int threads, aff_error *err);
+/* The most memory that it takes for passes of `rows` rows: widths, router picks, the largest number of groups that an indexer scores. */
+typedef struct aff_backend_need {
+    int rows, hidden, inter, picks, head_dim, rope_dim, index_heads;
+    int64_t groups;
+} aff_backend_need;
+uint64_t aff__cpu_backend_bytes(aff_numerics num, int threads, const aff_backend_need *n);
 #endif

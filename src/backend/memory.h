@@ -7,6 +7,7 @@
 typedef struct aff_memory aff_memory;
 struct aff_memory {
     bool host;     /* the arrays can be read and written where they are */
+    const char *results; /* whose results lie there (device.h); "" the CPU's */
     uint64_t page; /* granularity of commit and decommit */
     /* Zeroed, 64-byte aligned. */
     aff_status (*alloc)(const aff_memory *m, void **p, uint64_t bytes, const char *what, aff_error *err);

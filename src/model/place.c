@@ -84,9 +84,11 @@ static aff_status place_experts(aff_runner *r, aff_experts *store, int layers, a
     for (int i = 0; st == AFF_OK && i < layers * experts; i++) {
         aff_expert *e = &table[i];
         st = aff__experts_get(store, i / experts, i % experts, e, err);
+        const bool held = st == AFF_OK;
         if (st == AFF_OK) st = matrix(r, &e->gate, s.dtype, s.inter, s.hidden, err);
         if (st == AFF_OK) st = matrix(r, &e->up, s.dtype, s.inter, s.hidden, err);
         if (st == AFF_OK) st = matrix(r, &e->down, s.dtype, s.hidden, s.inter, err);
+        if (held) aff__experts_put(store, i / experts, i % experts);
     }
     const void *p = table;
     if (st == AFF_OK) st = r->b->place(r->b, &p, n * sizeof *table, "expert table", err);

@@ -51,6 +51,8 @@ struct aff_runner {
     aff_watch_fn watch; /* with h; else NULL */
     void *watch_ctx;
     float *h; /* [Q*K][I] what the experts' down multiplies, for watch; the watcher's */
+    aff_route_fn on_route;
+    void *route_ctx;
     bool streams; /* X holds the last layer's output of the last pass's rows */
 };
 

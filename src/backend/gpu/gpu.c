@@ -98,6 +98,7 @@ static aff_status open_parts(aff_gpu *g, const aff_device_spec *spec, aff_error 
     const uint64_t Q = AFF_MAX_CHUNK, counts = AFF_G_COUNTS * 2 * sizeof(int32_t),
                    work = Q * (uint64_t)aff__gpu_argmax_words(AFF_G_PARTS + 1) * sizeof(uint32_t);
     AFF_TRY(aff__rt_open(&g->rt, spec, err));
+    AFF_TRY(aff__device_results(spec, g->results, err));
     g->amd = aff__rt_info(g->rt)->fragment_columns == 16;
     AFF_TRY(aff__rt_stream_create(g->rt, &g->s, err));
     AFF_TRY(aff__gpu_memory_init(g, err));

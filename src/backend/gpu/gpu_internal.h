@@ -29,6 +29,7 @@ enum { AFF_G_FORMS = 32, AFF_G_STAGE = 1 << 20, AFF_G_COUNTS = 160, AFF_G_PARTS 
 typedef struct aff_gpu {
     aff_backend base;
     aff_memory mem; /* base.mem */
+    char results[64];
     aff_rt *rt;
     aff_stream *s;
     bool amd;
