@@ -58,6 +58,9 @@ struct aff_backend {
     /* Rows of the pass to come: every rowset until the next begin is these or the last of these. NULL allowed, as is finish. */
     aff_status (*begin)(aff_backend *b, const aff_rowset *rs, aff_error *err);
     aff_status (*finish)(aff_backend *b, aff_error *err);
+    /* Runs `ops`, which calls ops of this table alone, between begin and finish. Calls with one key give the same ops on the same arrays;
+     * only what those arrays and the rows of the pass hold differs. So a device may record them once and repeat the record. NULL: just call. */
+    aff_status (*repeat)(aff_backend *b, uint64_t key, aff_status (*ops)(void *ctx, aff_error *err), void *ctx, aff_error *err);
 
     /* X[T][N][H] = embed[ids[t]] in every stream; ids in the backend's memory. */
     void (*embed)(aff_backend *b, const aff_weight *w, const int32_t *ids, int T, int streams, float *X);

@@ -3,9 +3,11 @@
 #include "backend/gpu/gpu.h"
 #include <stdio.h>
 
-aff_status aff__device_backend(aff_backend **out, const aff_device_spec *spec, aff_numerics num, int threads, aff_error *err)
+aff_status aff__device_backend(aff_backend **out, const aff_device_spec *spec, aff_numerics num, int threads,
+                               aff_error *err)
 {
-    return spec->choice == AFF_DEVICE_RT ? aff__gpu_backend(out, spec, num, err) : aff__cpu_backend(out, num, threads, err);
+    return spec->choice == AFF_DEVICE_RT ? aff__gpu_backend(out, spec, num, err)
+                                         : aff__cpu_backend(out, num, threads, err);
 }
 
 aff_status aff__device_results(const aff_device_spec *spec, char out[64], aff_error *err)

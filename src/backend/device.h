@@ -16,12 +16,15 @@ typedef struct aff_device_spec {
     bool amd;         /* emulated with the AMD fragment layout */
 } aff_device_spec;
 
-/* auto | cpu | cuda[:I] | hip[:I] | emu[:[Nx]SIZE] | emu-amd[:[Nx]SIZE]; SIZE with K, M, G (powers of 1024), default 1x1G. */
+/* auto | cpu | cuda[:I] | hip[:I] | emu[:[Nx]SIZE] | emu-amd[:[Nx]SIZE]; SIZE with K, M, G (powers of 1024), default
+ * 1x1G. */
 aff_status aff__device_parse(aff_device_spec *out, const char *text, aff_error *err);
 
 struct aff_backend;
 /* The backend: of a device, or the CPU's (auto and cpu) with that many threads. */
-aff_status aff__device_backend(struct aff_backend **out, const aff_device_spec *spec, aff_numerics num, int threads, aff_error *err);
-/* Whose results those are: states and caches move only between equals. "" for the CPU, else as "cuda sm_90"; emulated "emu nv". */
+aff_status aff__device_backend(struct aff_backend **out, const aff_device_spec *spec, aff_numerics num, int threads,
+                               aff_error *err);
+/* Whose results those are: states and caches move only between equals. "" for the CPU, else as "cuda sm_90"; emulated
+ * "emu nv". */
 aff_status aff__device_results(const aff_device_spec *spec, char out[64], aff_error *err);
 #endif

@@ -222,6 +222,41 @@ static aff_status check(const aff_runner *r, const aff_batch *b, aff_error *err)
     return AFF_OK;
 }
 
+static aff_status commit_rows(aff_runner *r, aff_error *err)
+{
+    AFF_TRY(aff__rows_done(r, err));
+    for (int t = 0; t < r->n; t++) r->seq[t]->pos++;
+    return AFF_OK;
+}
+
+/* A pass of few rows on a device, as one piece that can be repeated: all layers, logits of all rows into r->logits, seeds of the draft. */
+static aff_status few_rows(void *ctx, aff_error *err)
+{
+    aff_runner *r = ctx;
+    const aff_net *net = r->net;
+    AFF_TRY(trunk(r, err));
+    r->b->hc_head(r->b, &net->hc_head, r->X, r->n, net->cfg.hidden, net->norm, net->cfg.rms_eps, r->u, r->x);
+    aff__matmul(r->b, &net->head, r->x, r->n, r->logits);
+    if (net->draft == AFF_DRAFT_DSPARK) aff__draft_seed(r, 0);
+    return AFF_OK;
+}
+
+/* Keys of repeat: what is run, for how many rows or sequences. */
+uint64_t aff__pass_key(aff_pass_kind kind, int n) { return (uint64_t)kind << 32 | (uint64_t)n; }
+
+static aff_status repeated(aff_runner *r, const aff_batch *b, int count, aff_error *err)
+{
+    const aff_memory *m = r->b->mem;
+    const uint64_t vocab = (uint64_t)r->net->cfg.vocab;
+    AFF_TRY(r->b->repeat(r->b, aff__pass_key(AFF_PASS_ROWS_FEW, r->n), few_rows, r, err));
+    for (int i = 0, row = 0; i < count; row += b[i++].n) {
+        const int from = (int)b[i].want_from;
+        if (from < b[i].n)
+            AFF_TRY(m->read(m, b[i].logits, r->logits + (uint64_t)(row + from) * vocab, (uint64_t)(b[i].n - from) * vocab * sizeof(float), err));
+    }
+    return AFF_OK;
+}
+
 /* Rows at..at+n-1 of each batch in one pass (several batches: all of their rows). */
 static aff_status pass(aff_runner *r, const aff_batch *b, int count, int at, aff_error *err)
 {
@@ -232,6 +267,10 @@ static aff_status pass(aff_runner *r, const aff_batch *b, int count, int at, aff
         aff__rows_add(r, b[i].seq, b[i].id + at, left < AFF_MAX_CHUNK ? left : AFF_MAX_CHUNK, b[i].seq->pos);
     }
     AFF_TRY(aff__rows_ready(r, err));
+    if (r->b->repeat && at == 0 && (count > 1 || b->n == r->n) && r->n <= AFF_LOGIT_ROWS && !r->trace) {
+        AFF_TRY(repeated(r, b, count, err));
+        return commit_rows(r, err);
+    }
     AFF_TRY(trunk(r, err));
     for (int i = 0, row = 0; i < count; i++) {
         const int n = count > 1 ? b[i].n : r->n, from = b[i].want_from > at ? (int)b[i].want_from - at : 0;
@@ -243,9 +282,7 @@ static aff_status pass(aff_runner *r, const aff_batch *b, int count, int at, aff
         const int skip = count > 1 ? 0 : b->n - at - r->net->cfg.window - AFF_MAX_ROLLBACK;
         if (skip < r->n) aff__draft_seed(r, skip > 0 ? skip : 0);
     }
-    AFF_TRY(aff__rows_done(r, err));
-    for (int t = 0; t < r->n; t++) r->seq[t]->pos++;
-    return AFF_OK;
+    return commit_rows(r, err);
 }
 
 static aff_status forward(aff_runner *r, const aff_batch *b, int count, aff_error *err)

@@ -24,6 +24,15 @@ typedef struct aff_gpu_region {
     uint64_t bytes;
 } aff_gpu_region;
 
+/* Ops recorded under a key; the first call of a key only runs them, so that all memory they need is there. */
+typedef struct aff_gpu_record {
+    uint64_t key, used; /* used: by the pass of that number */
+    aff_graph *graph;   /* NULL: seen once */
+    int moes;           /* plans in it */
+} aff_gpu_record;
+
+enum { AFF_G_RECORDS = 64 };
+
 enum { AFF_G_FORMS = 32, AFF_G_STAGE = 1 << 20, AFF_G_COUNTS = 160, AFF_G_PARTS = 32 };
 
 typedef struct aff_gpu {
@@ -49,9 +58,13 @@ typedef struct aff_gpu {
     int64_t *pos;  /* [AFF_MAX_CHUNK] device */
     int32_t *first;
     const aff_layer_state **table;
-    int32_t *counts;       /* [AFF_G_COUNTS][2] device: items of a plan, bad picks */
-    int32_t *host_counts;  /* pinned */
-    int moes;              /* plans made in the pass */
+    int32_t *counts;      /* [AFF_G_COUNTS][2] device: items of a plan, bad picks */
+    int32_t *host_counts; /* pinned */
+    int moes;             /* plans made in the pass */
+    aff_gpu_record record[AFF_G_RECORDS];
+    int n_records;
+    uint64_t passes;
+    bool recording;
     uint32_t *argmax_work; /* for each number of parts an area of its own: [AFF_MAX_CHUNK][3*parts+1], its counters zero
                               between launches */
     /* Float arrays whose bf16 form is in place. */
