@@ -24,7 +24,7 @@ typedef struct aff_gpu_region {
     uint64_t bytes;
 } aff_gpu_region;
 
-enum { AFF_G_FORMS = 32, AFF_G_STAGE = 1 << 20, AFF_G_COUNTS = 160 };
+enum { AFF_G_FORMS = 32, AFF_G_STAGE = 1 << 20, AFF_G_COUNTS = 160, AFF_G_BEST = 32 };
 
 typedef struct aff_gpu {
     aff_backend base;
@@ -51,6 +51,7 @@ typedef struct aff_gpu {
     int32_t *counts;      /* [AFF_G_COUNTS][2] device: items of a plan, bad picks */
     int32_t *host_counts; /* pinned */
     int moes;             /* plans made in the pass */
+    uint32_t *best;       /* argmax's own: counts [AFF_MAX_CHUNK], zero between launches, and parts [AFF_MAX_CHUNK][3 * AFF_G_BEST] */
     /* Float arrays whose bf16 form is in place. */
     const float *form[AFF_G_FORMS];
     int n_forms;

@@ -171,7 +171,9 @@ static void stream_mean(aff_backend *b, const float *X, int T, int streams, int 
 
 static void argmax(aff_backend *b, const float *x, int T, int n, int32_t *id)
 {
-    aff__gpu_launch(aff__gpu_of(b), AFF_K_argmax, T, 256, 64, &(aff_k_argmax){x, id, n});
+    aff_gpu *g = aff__gpu_of(b);
+    const aff_k_argmax a = {.x = x, .id = id, .part = g->best + AFF_MAX_CHUNK, .count = g->best, .ld = n, .n = n, .parts = n < AFF_G_BEST ? 1 : AFF_G_BEST};
+    aff__gpu_launch(g, AFF_K_argmax, (int64_t)T * a.parts, 256, 96, &a);
 }
 
 static void sum_experts(aff_backend *b, const float *y, int T, int K, int H, float *f)

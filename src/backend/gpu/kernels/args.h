@@ -34,7 +34,11 @@
     X(experts_many_up, 256) \
     X(experts_many_down, 256) \
     X(argmax, 256)         \
-    X(sum_experts, 256)
+    X(sum_experts, 256)    \
+    X(adjust, 256)         \
+    X(weights, 256)        \
+    X(sample, 1024)        \
+    X(accept, 256)
 
 /* The rows of a pass (types.h, aff_rowset). The state of row t in layer l is seq[t][l]: one table of layers per sequence, device
  * pointers inside, uploaded once; row and key of aff_layer_state are not used on the device, formats come as arguments. */
@@ -283,13 +287,6 @@ typedef struct aff_k_topk {
 
 /* ---- small.inc ---- */
 
-/* T x 256, 64 B. id[t]: the lowest index of the largest of x[t][0..n); a NaN never wins. */
-typedef struct aff_k_argmax {
-    const float *x;
-    int32_t *id;
-    int32_t n;
-} aff_k_argmax;
-
 /* ceil(T*H / 256) x 256, 0 B. f = (y[0] + y[1] + ...) + f, as hc_post does on its way. */
 typedef struct aff_k_sum_experts {
     const float *y; /* [T][K][H] */
@@ -382,4 +379,69 @@ static inline size_t aff__k_experts_many_smem(bool amd)
     const size_t n = (size_t)aff__k_item_many(amd);
     return (128 + n) * (amd ? 272 : 320) + 4 * n + 1024 + 16384;
 }
+
+/* ---- sample.inc ---- */
+
+/* T * parts x 256, 96 B. id[t] = the lowest index of the largest of x[t]; a NaN counts as the lowest value. */
+typedef struct aff_k_argmax {
+    const float *x; /* [T][ld] */
+    int32_t *id;    /* [T] */
+    int32_t *bad;   /* NULL or [T]: the row has a NaN or +inf, or nothing above -inf: what the sampler refuses */
+    uint32_t *part;  /* [T][3 * parts] */
+    uint32_t *count; /* [T], zero before the first launch, and after each */
+    int64_t ld;
+    int32_t n, parts; /* blocks of a row, 1 .. n */
+} aff_k_argmax;
+
+/* How the logits of a row are adjusted (engine/logits.h), and a grammar's mask, which comes last. */
+typedef struct aff_k_adjustment {
+    double repetition, presence, frequency;
+    const int32_t *all, *output; /* [vocab] occurrences */
+    const int32_t *bias_id;      /* [n_bias], in the order given */
+    const float *bias;
+    const uint32_t *mask;        /* NULL or [ceil(vocab/32)]: a token without its bit becomes -inf */
+    int32_t n_bias;
+} aff_k_adjustment;
+/* T * ceil(vocab/256) x 256, 0 B. y may be x. */
+typedef struct aff_k_adjust {
+    const float *x; /* [T][ld] */
+    float *y;       /* [T][ld] */
+    const aff_k_adjustment *row; /* [T] */
+    int64_t ld;
+    int32_t vocab;
+} aff_k_adjust;
+
+/* aff_sampling as the device needs it. */
+typedef struct aff_k_draw {
+    double temperature;
+    int64_t top_k;
+    uint64_t top_p; /* ceil(top_p * 2^53) */
+    uint64_t least; /* ceil(min_p * 2^44) */
+    uint64_t seed;
+    uint32_t choice;
+} aff_k_draw;
+/* argmax first, with bad. weights: T * ceil(vocab/256) x 256, 0 B: w from the logits. sample: T x 1024, 4608 B: id[t] = the token at
+ * position pos[t]+1, -1 where bad. */
+typedef struct aff_k_sampler {
+    const float *x;         /* [T][ld] logits */
+    const aff_k_draw *draw; /* [T] */
+    const int32_t *top, *bad; /* [T] from argmax */
+    const int64_t *pos;     /* [T] */
+    uint64_t *w;            /* [T][vocab] */
+    int32_t *id;            /* [T] */
+    int64_t ld;
+    int32_t vocab;
+} aff_k_sampler;
+typedef aff_k_sampler aff_k_weights;
+typedef aff_k_sampler aff_k_sample;
+
+/* ceil(blocks/256) x 256, 0 B. Block i ran rows start[i] .. start[i+1]-1: a decided token, then a draft. kept[i]: rows that count, 1 at
+ * least; next[i]: the token decided for the position after them. */
+typedef struct aff_k_accept {
+    const int32_t *start;  /* [blocks+1] */
+    const int32_t *ids;    /* [T] as run */
+    const int32_t *chosen; /* [T] */
+    int32_t *kept, *next;  /* [blocks] */
+    int32_t blocks;
+} aff_k_accept;
 #endif
