@@ -73,6 +73,7 @@ static void dense(aff_gpu *g, aff_k_dense *d, int T)
     const int32_t rows = T <= AFF_K_FEW ? 16 : aff__k_many_rows(g->amd);
     int32_t tiles = 0;
     d->T = T;
+    d->stages = aff__k_many_smem(g->amd, 2) <= (size_t)aff__rt_info(g->rt)->shared_bytes ? 2 : 1;
     for (int i = 0; i < d->count; i++) {
         d->m[i].tile0 = tiles;
         tiles += aff__k_dense_tiles(&d->m[i], rows);
@@ -80,7 +81,7 @@ static void dense(aff_gpu *g, aff_k_dense *d, int T)
     if (T <= AFF_K_FEW)
         aff__gpu_launch(g, AFF_K_dense_few, tiles, 256, 8192, d);
     else
-        aff__gpu_launch(g, AFF_K_dense_many, (int64_t)tiles * ((T + 127) / 128), 256, aff__k_many_smem(g->amd), d);
+        aff__gpu_launch(g, AFF_K_dense_many, (int64_t)tiles * ((T + 127) / 128), 256, aff__k_many_smem(g->amd, d->stages), d);
 }
 
 static void products(aff_backend *b, const aff_product *p, int count, int T)
