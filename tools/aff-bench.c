@@ -71,6 +71,7 @@ static int parse(flags *f, int argc, char **argv)
         {"route-skew", 0, AFF_OPT_NUM, &f->skew, "S", "Force made-up routes: the expert of rank r is chosen in proportion to 1/(r+1)^S.", "Routes", 0, 10},
         {"route-locality", 0, AFF_OPT_NUM, &f->locality, "L", "Force made-up routes: the share of a token's experts that it keeps from the one before.", NULL, 0, 0.999},
         {"route-trace", 0, AFF_OPT_STR, &f->trace, "FILE", "Write which experts every layer of every pass used."},
+        AFF_SETUP_DEVICE(&f->setup),
         AFF_SETUP_MEMORY(&f->setup),
         {0}};
     const aff_usage usage = {"aff-bench", "", "Measures prefill and decode of a DeepSeek-V4 model at growing contexts.", table, 0, 0};

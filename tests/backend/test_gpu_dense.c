@@ -49,6 +49,7 @@ static aff_k_matrix matrix(const product *p, float *y, uint16_t *yb)
 }
 static void run(aff_k_dense *a, bool few)
 {
+    a->stages = draw_int(&seed, 1, 2);
     const int unit = few ? 16 : aff__k_many_rows(layout_amd);
     int tiles = 0;
     for (int i = 0; i < a->count; i++) {
@@ -58,7 +59,7 @@ static void run(aff_k_dense *a, bool few)
     if (few)
         launch("dense_few", (unsigned)tiles, 256, 8192, a);
     else
-        launch("dense_many", (unsigned)tiles * up(a->T, 128), 256, aff__k_many_smem(layout_amd), a);
+        launch("dense_many", (unsigned)tiles * up(a->T, 128), 256, aff__k_many_smem(layout_amd, a->stages), a);
 }
 
 static void check(aff_dtype d, int rows, int cols, int groups, int T)

@@ -163,7 +163,7 @@ static void destroy(aff_backend *b)
         aff__rt_free(g->rt, g->first);
         aff__rt_free(g->rt, (void *)g->table);
         aff__rt_free(g->rt, g->counts);
-        aff__rt_free(g->rt, g->argmax_work);
+        aff__rt_free(g->rt, g->best);
         aff__rt_host_free(g->rt, g->host_counts);
         aff__rt_stream_free(g->rt, g->s);
         aff__rt_close(g->rt);
@@ -173,8 +173,7 @@ static void destroy(aff_backend *b)
 
 static aff_status open_parts(aff_gpu *g, const aff_device_spec *spec, aff_error *err)
 {
-    const uint64_t Q = AFF_MAX_CHUNK, counts = AFF_G_COUNTS * 2 * sizeof(int32_t),
-                   work = Q * (uint64_t)aff__gpu_argmax_words(AFF_G_PARTS + 1) * sizeof(uint32_t);
+    const uint64_t Q = AFF_MAX_CHUNK, counts = AFF_G_COUNTS * 2 * sizeof(int32_t);
     AFF_TRY(aff__rt_open(&g->rt, spec, err));
     AFF_TRY(aff__device_results(spec, g->results, err));
     g->amd = aff__rt_info(g->rt)->fragment_columns == 16;
@@ -184,8 +183,8 @@ static aff_status open_parts(aff_gpu *g, const aff_device_spec *spec, aff_error 
     AFF_TRY(aff__rt_alloc(g->rt, (void **)&g->first, Q * sizeof *g->first, "rows of a pass", err));
     AFF_TRY(aff__rt_alloc(g->rt, (void **)&g->table, Q * sizeof *g->table, "rows of a pass", err));
     AFF_TRY(aff__rt_alloc(g->rt, (void **)&g->counts, counts, "plan counts", err));
-    AFF_TRY(aff__rt_alloc(g->rt, (void **)&g->argmax_work, work, "argmax", err));
-    AFF_TRY(aff__rt_fill(g->rt, g->s, g->argmax_work, 0, work, err));
+    AFF_TRY(aff__rt_alloc(g->rt, (void **)&g->best, Q * (3 * AFF_G_BEST + 1) * sizeof *g->best, "argmax", err));
+    AFF_TRY(aff__rt_fill(g->rt, g->s, g->best, 0, Q * sizeof *g->best, err));
     return aff__rt_host_alloc(g->rt, (void **)&g->host_counts, counts, "plan counts", err);
 }
 

@@ -33,7 +33,7 @@ typedef struct aff_gpu_record {
 
 enum { AFF_G_RECORDS = 64 };
 
-enum { AFF_G_FORMS = 32, AFF_G_STAGE = 1 << 20, AFF_G_COUNTS = 160, AFF_G_PARTS = 32 };
+enum { AFF_G_FORMS = 32, AFF_G_STAGE = 1 << 20, AFF_G_COUNTS = 160, AFF_G_BEST = 32 };
 
 typedef struct aff_gpu {
     aff_backend base;
@@ -65,8 +65,7 @@ typedef struct aff_gpu {
     int n_records;
     uint64_t passes;
     bool recording;
-    uint32_t *argmax_work; /* for each number of parts an area of its own: [AFF_MAX_CHUNK][3*parts+1], its counters zero
-                              between launches */
+    uint32_t *best;       /* argmax's own: counts [AFF_MAX_CHUNK], zero between launches, and parts [AFF_MAX_CHUNK][3 * AFF_G_BEST] */
     /* Float arrays whose bf16 form is in place. */
     const float *form[AFF_G_FORMS];
     int n_forms;
@@ -76,12 +75,6 @@ typedef struct aff_gpu {
         uint64_t bytes;
     } scratch[AFF_G_SCRATCHES];
 } aff_gpu;
-
-/* Words a row in the areas of fewer parts. */
-static inline int aff__gpu_argmax_words(int parts)
-{
-    return 3 * parts * (parts - 1) / 2 + parts - 1;
-}
 
 static inline aff_gpu *aff__gpu_of(aff_backend *b)
 {
