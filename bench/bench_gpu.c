@@ -47,6 +47,11 @@ static void *noise(uint64_t bytes, uint8_t mask)
     return p;
 }
 
+static void launch(aff_kernel k, unsigned grid, unsigned block, unsigned smem, const void *args)
+{
+    must(aff__rt_launch(rt, stream, k, grid, block, smem, aff__rt_info(rt)->programmatic ? AFF_LAUNCH_PROGRAMMATIC : 0, args, &err));
+}
+
 typedef void (*launch_fn)(void *ctx, int set);
 
 /* Microseconds of one launch. */
@@ -111,11 +116,11 @@ static void dense_launch(void *ctx, int set)
     const dense_job *j = ctx;
     const bool amd = aff__rt_info(rt)->fragment_columns == 16;
     if (j->smem)
-        must(aff__rt_launch(rt, stream, AFF_K_dense_stream, j->grid, 256, j->smem, 0, &j->d[set], &err));
+        launch(AFF_K_dense_stream, j->grid, 256, j->smem, &j->d[set]);
     else if (j->few)
-        must(aff__rt_launch(rt, stream, AFF_K_dense_few, j->grid, 256, 8192, 0, &j->d[set], &err));
+        launch(AFF_K_dense_few, j->grid, 256, 8192, &j->d[set]);
     else
-        must(aff__rt_launch(rt, stream, AFF_K_dense_many, j->grid, 256, (unsigned)aff__k_many_smem(amd), 0, &j->d[set], &err));
+        launch(AFF_K_dense_many, j->grid, 256, (unsigned)aff__k_many_smem(amd, j->d[set].stages), &j->d[set]);
 }
 
 /* `count` matrices of rows x cols (groups of `groups`) that read the same x. */
@@ -141,6 +146,7 @@ static void dense(const char *what, int count, int rows, int cols, int groups, a
             kept[n++] = (void *)(uintptr_t)m->scale;
         }
         j.d[s].tiles = tiles;
+        j.d[s].stages = aff__k_many_smem(amd, 2) <= (size_t)aff__rt_info(rt)->shared_bytes ? 2 : 1;
         j.grid = (unsigned)tiles * (j.few ? 1u : (unsigned)((T + 127) / 128));
         if (j.few && aff__k_ds_fits(&j.d[s].m[0])) {
             aff__k_ds_solo(&j.d[s], aff__rt_info(rt)->units);
@@ -170,12 +176,12 @@ static void expert_launch(void *ctx, int set)
     const aff_k_experts *a = &j->a[set];
     const bool amd = aff__rt_info(rt)->fragment_columns == 16;
     const unsigned units = (unsigned)aff__rt_info(rt)->units, items = (unsigned)j->items;
-    if (j->which == 0) must(aff__rt_launch(rt, stream, AFF_K_experts_stream_up, units, 512, (unsigned)aff__k_stream_smem(a->copies, HIDDEN), 0, a, &err));
-    if (j->which == 1) must(aff__rt_launch(rt, stream, AFF_K_experts_stream_down, units, 512, (unsigned)aff__k_stream_smem(a->copies, INTER), 0, a, &err));
-    if (j->which == 2) must(aff__rt_launch(rt, stream, AFF_K_experts_up, items * INTER / 128, 128, (unsigned)aff__k_experts_smem(a->dtype, HIDDEN) + 4096, 0, a, &err));
-    if (j->which == 3) must(aff__rt_launch(rt, stream, AFF_K_experts_down, items * HIDDEN / 128, 128, (unsigned)aff__k_experts_smem(a->dtype, INTER), 0, a, &err));
-    if (j->which == 4) must(aff__rt_launch(rt, stream, AFF_K_experts_many_up, items * INTER / 64, 256, (unsigned)aff__k_experts_many_smem(amd), 0, a, &err));
-    if (j->which == 5) must(aff__rt_launch(rt, stream, AFF_K_experts_many_down, items * HIDDEN / 64, 256, (unsigned)aff__k_experts_many_smem(amd), 0, a, &err));
+    if (j->which == 0) launch(AFF_K_experts_stream_up, units, 512, (unsigned)aff__k_stream_smem(a->copies, HIDDEN), a);
+    if (j->which == 1) launch(AFF_K_experts_stream_down, units, 512, (unsigned)aff__k_stream_smem(a->copies, INTER), a);
+    if (j->which == 2) launch(AFF_K_experts_up, items * INTER / 128, 128, (unsigned)aff__k_experts_smem(a->dtype, HIDDEN) + 4096, a);
+    if (j->which == 3) launch(AFF_K_experts_down, items * HIDDEN / 128, 128, (unsigned)aff__k_experts_smem(a->dtype, INTER), a);
+    if (j->which == 4) launch(AFF_K_experts_many_up, items * INTER / 64, 256, (unsigned)aff__k_experts_many_smem(amd), a);
+    if (j->which == 5) launch(AFF_K_experts_many_down, items * HIDDEN / 64, 256, (unsigned)aff__k_experts_many_smem(amd), a);
 }
 
 /* T rows that choose 6 of `experts` experts. */
@@ -206,7 +212,7 @@ static void experts(int T, int n)
     const int max = aff__k_max_items(T, K, E, batch);
     aff_k_moe m = {device(8), device(sizeof(aff_k_item) * (uint64_t)max), device((uint64_t)(T * K) * 4), device((uint64_t)(T * K) * 4), device((uint64_t)(T * K) * 4)};
     const aff_k_plan pl = {.picks = dp, .weights = dw, .plan = m, .T = T, .K = K, .experts = E, .batch = batch};
-    must(aff__rt_launch(rt, stream, AFF_K_plan, 1, (unsigned)((E < 1024 ? E : 1024) + 31) & ~31u, 12 * (unsigned)E, 0, &pl, &err));
+    launch(AFF_K_plan, 1, (unsigned)((E < 1024 ? E : 1024) + 31) & ~31u, 12 * (unsigned)E, &pl);
     int8_t *xq = noise((uint64_t)T * HIDDEN, 0xff), *hq = noise((uint64_t)(T * K) * INTER, 0xff);
     float *xs = (float *)noise((uint64_t)T * 32 * 4, 0x3f), *hs = (float *)noise((uint64_t)(T * K) * 16 * 4, 0x3f), *h = device((uint64_t)(T * K) * INTER * 4), *y = device((uint64_t)(T * K) * HIDDEN * 4);
     must(aff__rt_fill(rt, stream, h, 0x3c, (uint64_t)(T * K) * INTER * 4, &err));

@@ -198,6 +198,7 @@ typedef struct position {
     float *q, *k, *o, *sink, *w, *score;
     const float **key;
     int n, *sel, *scratch;
+    aff_index_query query;
 } position;
 
 static void run_attend(void *ctx)
@@ -208,8 +209,7 @@ static void run_attend(void *ctx)
 static void run_index(void *ctx)
 {
     position *p = ctx;
-    const aff_rowfmt f = aff__rowfmt_f32(128);
-    aff__cpu_index_scores(p->q, p->w, 64, &f, p->k, p->n, p->score);
+    aff__cpu_index_scores(&p->query, p->k, p->n, p->score);
 }
 static void run_topk(void *ctx)
 {

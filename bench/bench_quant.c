@@ -132,7 +132,7 @@ static void encode(variant *v, expert *x, bool weighted)
         if (v->compat)
             aff__expert_matrix_encode(v->index, &m, x->w[i], weight, record);
         else
-            aff__encode_matrix(v->search, sp, &m, &x->m[i], weight, record, &e);
+            aff__encode_matrix(v->search, sp, &m, &x->m[i], weight, NULL, record, &e);
         v->seconds += cpu_seconds() - start;
         v->weights += (double)(m.rows * m.cols);
         aff__expert_matrix_error(&m, record, v->cb, x->w[i], weight, &check);

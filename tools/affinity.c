@@ -7,6 +7,8 @@
 #include "engine/collect.h"
 #include "engine/engine.h"
 #include "engine/idlist.h"
+#include "engine/route_trace.h"
+#include "engine/setup.h"
 #include "engine/text.h"
 #include "server/server.h"
 #include <errno.h>
@@ -23,14 +25,15 @@ static const uint64_t collect_memory = 1ull << 30; /* bytes for the rows in flig
 
 /* The command line. NAN, INT64_MIN and NULL: not given. */
 typedef struct flags {
-    const char *model, *tokenizer, *prompt, *prompt_file, *tokens, *logits_out, *numerics, *force, *cpu_path, *collect;
-    const char *dspark, *dspark_model, *dspark_width, *bias;
+    const char *model, *tokenizer, *prompt, *prompt_file, *tokens, *logits_out, *numerics, *force, *cpu_path, *collect, *moments;
+    const char *dspark, *dspark_model, *dspark_width, *bias, *route_trace;
     bool serve, no_echo, ignore_eos, dump_tokens, logits_last;
     int64_t n, top_k, seed, dump_logits, max_layers, chunk, threads, slots, logprobs, imatrix_chunk;
     double temp, top_p, min_p, presence, frequency, repetition;
-    int width; /* --dspark-width */
+    int width, moments_index; /* --dspark-width, --imatrix-moments */
     bool text_from_file; /* of -p and --prompt-file the last one counts */
     aff_numerics mode;
+    aff_setup setup;
 } flags;
 
 typedef struct app {
@@ -38,6 +41,8 @@ typedef struct app {
     aff_net *net;
     aff_tokenizer *tok;
     aff_engine *engine;
+    aff_prefix *cache;
+    aff_route_trace *trace;
     char *text; /* the prompt as given, NULL for --tokens */
     size_t text_size;
     int32_t *prompt, *forced, *chosen;
@@ -94,7 +99,8 @@ static int parse(flags *f, int argc, char **argv)
                  .top_p = NAN,
                  .min_p = NAN,
                  .logprobs = -1,
-                 .slots = 4,
+                 .slots = 1,
+                 .setup = AFF_SETUP_NOTHING,
                  .numerics = "fast"};
     const aff_option table[] = {
         {"model", 'm', AFF_OPT_STR, &f->model, "PATH", "Container (.aff) or checkpoint folder.", "Model and prompt"},
@@ -136,18 +142,23 @@ static int parse(flags *f, int argc, char **argv)
          "aff-quantize --imatrix.", "Calibration"},
         {"imatrix-chunk", 0, AFF_OPT_INT, &f->imatrix_chunk, "N",
          "Cut that text into sequences of N tokens, each after begin-of-sequence [512].", NULL, 1, 1e9},
+        {"imatrix-moments", 0, AFF_OPT_STR, &f->moments, "WHAT",
+         "Whole second moments of the inputs besides, for error feedback: none, gate (gate and up), all, or auto: gate up to "
+         "8 GiB, down up to 1 GiB [auto]."},
         {"numerics", 0, AFF_OPT_STR, &f->numerics, "MODE",
          "How much of the published arithmetic is reproduced: math, sim or fast [fast].", "Running"},
         {"prefill-chunk-size", 0, AFF_OPT_INT, &f->chunk, "N", "Prompt tokens per pass; changes no result [256].", NULL,
          1, INT32_MAX},
         {"threads", 0, AFF_OPT_INT, &f->threads, "N", "Threads; changes no result [one per CPU].", NULL, 1, 4096},
-        {"slots", 0, AFF_OPT_INT, &f->slots, "N", "Sequences the engine has room for; affinity runs one [4].", NULL, 1, AFF_MAX_SLOTS},
+        {"slots", 0, AFF_OPT_INT, &f->slots, "N", "Sequences the engine has room for; affinity runs one [1].", NULL, 1, AFF_MAX_SLOTS},
         {"cpu-path", 0, AFF_OPT_STR, &f->cpu_path, "SET", "Use at most this instruction set: scalar, avx2 or avx512."},
+        AFF_SETUP_OPTIONS(&f->setup),
         {"dspark", 0, AFF_OPT_STR, &f->dspark, "on|off", "Draft tokens ahead; changes no result [on, if the model has a draft].", "Speculation"},
         {"dspark-model", 0, AFF_OPT_STR, &f->dspark_model, "FILE", "The draft of a container [MODEL.dspark.aff]."},
         {"dspark-width", 0, AFF_OPT_STR, &f->dspark_width, "K", "Drafted tokens verified in a pass: 0 to 5, or auto, which measures what pays [auto]."},
         {"force-tokens", 0, AFF_OPT_STR, &f->force, "LIST", "Generate these ids in turn, whatever the model says.",
          "Diagnosis"},
+        {"route-trace", 0, AFF_OPT_STR, &f->route_trace, "FILE", "Write which experts every layer of every pass used (docs/bench.md has the format)."},
         {"max-layers", 0, AFF_OPT_INT, &f->max_layers, "N", "Run only the first N layers: not the model's output.",
          NULL, 1, AFF_MAX_LAYERS},
         {0}};
@@ -175,9 +186,10 @@ static bool sampler_flags(const flags *f)
 /* Which flags go together. */
 static aff_status check_flags(const flags *f, aff_error *err)
 {
-    bool text = f->prompt || f->prompt_file;
+    bool text = f->prompt || f->prompt_file, plan = f->setup.plan || f->setup.plan_json;
+    AFF_TRY(aff__setup_check(&f->setup, err));
     if (text && f->tokens) return bad(err, "--tokens and --prompt or --prompt-file: expected one of them, got both");
-    if (!text && !f->tokens)
+    if (!text && !f->tokens && !plan)
         return bad(err, "expected a prompt (-p TEXT, --prompt-file FILE or --tokens LIST), got none");
     if (text && !f->text_from_file && !*f->prompt) return bad(err, "--prompt: expected a text, got an empty prompt");
     if (!f->model && !f->dump_tokens) return bad(err, "expected a model (-m PATH), got none");
@@ -191,6 +203,8 @@ static aff_status check_flags(const flags *f, aff_error *err)
             "--dump-tokens stops before the model runs: expected no --dump-logits, --logits-out or --force-tokens");
     if (f->imatrix_chunk != INT64_MIN && !f->collect)
         return bad(err, "--imatrix-chunk: expected --collect-imatrix FILE with it, got none");
+    if (f->moments && !f->collect)
+        return bad(err, "--imatrix-moments: expected --collect-imatrix FILE with it, got none");
     if (f->collect && (f->dump_tokens || f->dump_logits || f->logits_out || f->force || f->n != INT64_MIN || f->ignore_eos ||
                        sampler_flags(f)))
         return bad(err, "--collect-imatrix generates nothing: expected no sampling or output flags, no -n, got one");
@@ -225,6 +239,8 @@ static aff_status check_enums(flags *f, aff_error *err)
     f->mode = i == 0 ? AFF_MATH : i == 1 ? AFF_SIM : AFF_FAST;
     static const char *const switches[] = {"on", "off", NULL}, *const widths[] = {"0", "1", "2", "3", "4", "5", "auto", NULL};
     if (f->dspark) AFF_TRY(one_of("--dspark", f->dspark, switches, &i, err));
+    static const char *const moments[] = {"auto", "none", "gate", "all", NULL}; /* as aff_moments */
+    if (f->moments) AFF_TRY(one_of("--imatrix-moments", f->moments, moments, &f->moments_index, err));
     f->width = AFF_WIDTH_AUTO;
     if (f->dspark_width) {
         AFF_TRY(one_of("--dspark-width", f->dspark_width, widths, &i, err));
@@ -435,42 +451,96 @@ static void on_warning(void *ctx, const char *line)
 
 /* ---- The run ---- */
 
-/* Loads everything, so that all that can be refused is refused before the first pass. */
-static aff_status prepare(app *a, aff_error *err)
+static aff_net_options net_options(const flags *f)
 {
-    flags *f = &a->f;
-    const aff_net_options net = {.numerics = f->mode,
-                                 .max_layers = (int)f->max_layers,
-                                 .draft = !f->dspark || strcmp(f->dspark, "on") == 0,
-                                 .draft_if_any = !f->dspark && !f->dspark_model,
-                                 .draft_path = f->dspark_model};
-    if (f->dspark_model && aff__is_dir(f->model))
-        return aff__fail(err, AFF_E_INVALID, "--dspark-model: %s is a checkpoint, whose draft is part of it", f->model);
-    AFF_TRY(aff__net_open(&a->net, f->model, &net, err));
-    const aff_config *cfg = aff__net_config(a->net);
+    return (aff_net_options){.numerics = f->mode,
+                             .max_layers = (int)f->max_layers,
+                             .draft = !f->dspark || strcmp(f->dspark, "on") == 0,
+                             .draft_if_any = !f->dspark && !f->dspark_model,
+                             .draft_path = f->dspark_model};
+}
+
+/* What the configuration alone can refuse. */
+static aff_status check_against(const app *a, const aff_config *cfg, aff_error *err)
+{
+    const flags *f = &a->f;
+    const int64_t n_prompt = a->n_prompt;
+    AFF_TRY(aff__check_ids("prompt", a->prompt, n_prompt, cfg->vocab, err));
+    AFF_TRY(aff__check_ids("forced tokens", a->forced, a->n_forced, cfg->vocab, err));
+    AFF_TRY(aff__adjust_check(&(aff_adjust){.bias = a->bias, .n_bias = a->n_bias}, cfg->vocab, err));
     if (f->max_layers > cfg->layers)
         return aff__fail(err, AFF_E_INVALID, "--max-layers: expected 1 to %d, got %lld", cfg->layers,
                          (long long)f->max_layers);
     if (f->dump_logits > cfg->vocab)
         return aff__fail(err, AFF_E_INVALID, "--dump-logits: expected 1 to %d, got %lld", cfg->vocab,
                          (long long)f->dump_logits);
-    AFF_TRY(open_tokenizer(a, err));
-    if (a->text) AFF_TRY(encode_prompt(a, err));
-    if (a->n_prompt > cfg->max_positions)
+    if (n_prompt > cfg->max_positions)
         return aff__fail(err, AFF_E_LIMIT,
                          "prompt: expected at most %lld tokens, the model's context, got %lld: shorten it",
-                         (long long)cfg->max_positions, (long long)a->n_prompt);
+                         (long long)cfg->max_positions, (long long)n_prompt);
+    if (f->setup.kv_size > cfg->max_positions)
+        return aff__fail(err, AFF_E_LIMIT, "--kv-size: expected at most %lld, the model's context, got %lld",
+                         (long long)cfg->max_positions, (long long)f->setup.kv_size);
+    if (f->setup.kv_size > 0 && n_prompt > f->setup.kv_size)
+        return aff__fail(err, AFF_E_LIMIT, "prompt: expected at most --kv-size %lld tokens, got %lld: shorten it",
+                         (long long)f->setup.kv_size, (long long)n_prompt);
+    return AFF_OK;
+}
+
+/* The memory plan, before anything is loaded. *code >= 0: --plan has been answered. */
+static aff_status plan(app *a, aff_engine_options *o, aff_memplan *p, int *code, aff_error *err)
+{
+    flags *f = &a->f;
+    aff_net_options no = net_options(f);
+    const bool answer = f->setup.plan || f->setup.plan_json;
+    no.outline = true;
+    AFF_TRY(aff__net_open(&a->net, f->model, &no, err));
+    const aff_config *cfg = aff__net_config(a->net);
+    if (a->text || !answer) AFF_TRY(open_tokenizer(a, err));
+    if (a->text) AFF_TRY(encode_prompt(a, err));
+    AFF_TRY(check_against(a, cfg, err));
     if (f->n == INT64_MIN) f->n = f->dump_logits || f->logits_out ? 0 : DEFAULT_PREDICT;
-    int64_t context = f->n < cfg->max_positions - a->n_prompt ? a->n_prompt + f->n : cfg->max_positions;
+    int64_t needed = f->n < cfg->max_positions - a->n_prompt ? a->n_prompt + f->n : cfg->max_positions;
+    if (!a->n_prompt) needed = 0; /* --plan without a prompt: for the model's whole context */
+    aff__setup_engine(&f->setup, needed, o);
+    AFF_TRY(aff__setup_plan(&f->setup, a->net, o, f->dump_logits || f->logits_out, p, err));
+    aff__net_close(a->net);
+    a->net = NULL;
+    if (answer)
+        *code = aff__setup_answer(&f->setup, p);
+    else
+        aff__memplan_print(p, stderr);
+    return answer ? AFF_OK : aff__memplan_check(p, err);
+}
+
+/* Loads everything, so that all that can be refused is refused before the first pass. *code >= 0: there is nothing to run. */
+static aff_status prepare(app *a, int *code, aff_error *err)
+{
+    flags *f = &a->f;
+    aff_memplan p;
     aff_engine_options o = {.threads = (int)f->threads,
                             .slots = (int)f->slots,
-                            .context = context,
                             .chunk = f->chunk,
                             .width = f->width,
                             .warn = on_warning};
+    *code = -1;
+    if (f->dspark_model && aff__is_dir(f->model))
+        return aff__fail(err, AFF_E_INVALID, "--dspark-model: %s is a checkpoint, whose draft is part of it", f->model);
+    AFF_TRY(plan(a, &o, &p, code, err));
+    if (*code >= 0) return AFF_OK;
+    const aff_net_options no = net_options(f);
+    AFF_TRY(aff__net_open(&a->net, f->model, &no, err));
+    aff__net_limit_copies(a->net, p.copies);
+    AFF_TRY(aff__setup_cache(&f->setup, a->net, on_warning, &o, &a->cache, err));
+    if (f->route_trace) {
+        AFF_TRY(aff__route_trace_open(&a->trace, f->route_trace, a->net, err));
+        o.route = aff__route_trace_note;
+        o.route_ctx = a->trace;
+    }
     AFF_TRY(aff__engine_create(&a->engine, a->net, &o, err));
-    AFF_TRY(aff__calloc(&a->chosen, (uint64_t)(context - a->n_prompt) + 1, sizeof *a->chosen, "generated ids", err));
-    if (f->logits_last) AFF_TRY(aff__calloc(&a->last, (uint64_t)cfg->vocab, sizeof *a->last, "last logits", err));
+    const uint64_t vocab = (uint64_t)aff__net_config(a->net)->vocab;
+    AFF_TRY(aff__calloc(&a->chosen, (uint64_t)(o.context - a->n_prompt) + 1, sizeof *a->chosen, "generated ids", err));
+    if (f->logits_last) AFF_TRY(aff__calloc(&a->last, vocab, sizeof *a->last, "last logits", err));
     if (f->logprobs >= 0 && !(a->report = open_memstream(&a->report_text, &a->report_size)))
         return aff__fail_errno(err, "log-probabilities: no memory");
     AFF_TRY(aff__calloc(&a->top, (uint64_t)f->dump_logits, sizeof *a->top, "top logits", err));
@@ -553,6 +623,7 @@ static void summary(app *a, const aff_outcome *o)
     print_ids(stderr, a->chosen, a->n_chosen);
     if (a->report && fflush(a->report) == 0) fputs(a->report_text, stderr);
     draft_summary(a);
+    if (a->cache) fprintf(stderr, "prefix cache: %lld of %lld tokens restored\n", (long long)o->restored, (long long)(o->restored + o->prefilled));
     fprintf(stderr, "prefill %lld tok in %.3fs (%.2f tok/s), decode %lld tok in %.3fs (%.2f tok/s)%s\n",
             (long long)o->prefilled, (double)o->prefill_ns / 1e9, rate(o->prefilled, o->prefill_ns),
             (long long)o->decoded, (double)o->decode_ns / 1e9, rate(o->decoded, o->decode_ns), why[o->stop]);
@@ -615,6 +686,9 @@ static aff_status generate(app *a, aff_error *err)
     errno = a->write_errno;
     if (errno) return aff__fail_errno(err, "standard output: cannot write");
     summary(a, &o);
+    aff_route_trace *t = a->trace;
+    a->trace = NULL;
+    AFF_TRY(aff__route_trace_close(t, true, err));
     return finish_logits(a, err);
 }
 
@@ -653,6 +727,7 @@ static aff_status collect(app *a, aff_error *err)
                            .chunk = f->imatrix_chunk == INT64_MIN ? 512 : f->imatrix_chunk,
                            .bos = bos,
                            .threads = (int)f->threads,
+                           .moments = (aff_moments)f->moments_index,
                            .memory = collect_memory,
                            .dataset = a->text ? a->f.text_from_file ? f->prompt_file : "--prompt" : "--tokens",
                            .ctx = a,
@@ -676,7 +751,7 @@ static int run(app *a)
     if (s == AFF_OK && f->bias) s = read_bias(a, &err);
     if (s == AFF_OK && f->force) s = read_ids("--force-tokens", f->force, &a->forced, &a->n_forced, &err);
     if (s != AFF_OK) return complain(&err, s == AFF_E_INVALID ? 2 : 1);
-    if (!f->tokens && read_text(a, &err) != AFF_OK) return complain(&err, 1);
+    if ((f->prompt || f->prompt_file) && read_text(a, &err) != AFF_OK) return complain(&err, 1);
     if (a->text && !a->text_size) { /* -p "" was refused before: this is a file */
         aff__fail(&err, AFF_E_FORMAT, "%s: expected a text, got an empty prompt", f->prompt_file);
         return complain(&err, 1);
@@ -686,7 +761,10 @@ static int run(app *a)
         catch_signals();
         return collect(a, &err) == AFF_OK ? 0 : complain(&err, 1);
     }
-    if (prepare(a, &err) != AFF_OK) return complain(&err, 1);
+    int code;
+    s = prepare(a, &code, &err);
+    if (s != AFF_OK) return complain(&err, s == AFF_E_NOMEM ? AFF_EXIT_DOES_NOT_FIT : 1);
+    if (code >= 0) return code;
     catch_signals();
     return generate(a, &err) == AFF_OK ? 0 : complain(&err, 1);
 }
@@ -701,6 +779,8 @@ int main(int argc, char **argv)
     code = run(&a);
     if (a.out_open) aff__out_abort(&a.out);
     aff__engine_free(a.engine);
+    aff__route_trace_close(a.trace, false, NULL);
+    if (a.cache) aff__prefix_close(a.cache);
     aff__tokenizer_free(a.tok);
     aff__net_close(a.net);
     free(a.text);

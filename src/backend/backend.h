@@ -58,6 +58,9 @@ struct aff_backend {
     /* Rows of the pass to come: every rowset until the next begin is these or the last of these. NULL allowed, as is finish. */
     aff_status (*begin)(aff_backend *b, const aff_rowset *rs, aff_error *err);
     aff_status (*finish)(aff_backend *b, aff_error *err);
+    /* Runs `ops`, which calls ops of this table alone, between begin and finish. Calls with one key give the same ops on the same arrays;
+     * only what those arrays and the rows of the pass hold differs. So a device may record them once and repeat the record. NULL: just call. */
+    aff_status (*repeat)(aff_backend *b, uint64_t key, aff_status (*ops)(void *ctx, aff_error *err), void *ctx, aff_error *err);
 
     /* X[T][N][H] = embed[ids[t]] in every stream; ids in the backend's memory. */
     void (*embed)(aff_backend *b, const aff_weight *w, const int32_t *ids, int T, int streams, float *X);
@@ -110,4 +113,10 @@ static inline void aff__matmul(aff_backend *b, const aff_weight *w, const float 
 
 /* The CPU. threads <= 0: one per allowed CPU. */
 aff_status aff__cpu_backend(aff_backend **out, aff_numerics num, int threads, aff_error *err);
+/* The most memory that it takes for passes of `rows` rows: widths, router picks, the largest number of groups that an indexer scores. */
+typedef struct aff_backend_need {
+    int rows, hidden, inter, picks, head_dim, rope_dim, index_heads;
+    int64_t groups;
+} aff_backend_need;
+uint64_t aff__cpu_backend_bytes(aff_numerics num, int threads, const aff_backend_need *n);
 #endif

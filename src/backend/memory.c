@@ -67,6 +67,7 @@ static aff_status host_copy(const aff_memory *m, void *to, const void *from, uin
 }
 
 const aff_memory aff__host_memory = {.host = true,
+                                     .results = "",
                                      .page = PAGE,
                                      .alloc = host_alloc,
                                      .free = host_free,

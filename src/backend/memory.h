@@ -6,8 +6,9 @@
 /* Work on a device's memory is ordered with the ops of its backend. Errors name `what`. */
 typedef struct aff_memory aff_memory;
 struct aff_memory {
-    bool host;     /* the arrays can be read and written where they are */
-    uint64_t page; /* granularity of commit and decommit */
+    bool host;           /* the arrays can be read and written where they are */
+    const char *results; /* whose results lie there (device.h); "" the CPU's */
+    uint64_t page;       /* granularity of commit and decommit */
     /* Zeroed, 64-byte aligned. */
     aff_status (*alloc)(const aff_memory *m, void **p, uint64_t bytes, const char *what, aff_error *err);
     void (*free)(const aff_memory *m, void *p);

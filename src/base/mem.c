@@ -1,8 +1,12 @@
 #include "base/mem.h"
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 static unsigned fail_after;
+static _Atomic uint64_t total;
+
+uint64_t aff__alloc_total(void) { return atomic_load(&total); }
 
 void aff__alloc_fail_after(unsigned n) { fail_after = n; }
 
@@ -20,6 +24,7 @@ aff_status aff__calloc(void *out, uint64_t count, uint64_t size, const char *wha
         return aff__fail(err, AFF_E_NOMEM, "%s: cannot allocate %llu bytes", what, (unsigned long long)n);
     memset(p, 0, (size_t)n);
     memcpy(out, &p, sizeof p);
+    atomic_fetch_add_explicit(&total, n, memory_order_relaxed);
     return AFF_OK;
 }
 

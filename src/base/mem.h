@@ -18,6 +18,9 @@ aff_status aff__realloc(void *ptr, uint64_t count, uint64_t size, const char *wh
 /* malloc'ed copy of n bytes plus a NUL. */
 aff_status aff__strndup(char **out, const char *s, size_t n, aff_error *err);
 
+/* Bytes that aff__calloc has given out so far, freed or not: what a part of the program takes is a difference. */
+uint64_t aff__alloc_total(void);
+
 /* Tests only: the n-th allocation from now fails (0 = never). Not thread safe. */
 void aff__alloc_fail_after(unsigned n);
 #endif

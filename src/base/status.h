@@ -3,7 +3,8 @@
 #define AFF_BASE_STATUS_H
 #include "affinity.h"
 
-/* Writes `code` and the formatted line into *err (if not NULL) and returns `code`:
+/* Writes `code` and the formatted line into *err (if not NULL) and returns `code`. A line that is too long loses the middle of its
+ * longest path, not its end:
  *     return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s': expected %zu bytes, got %zu", ...);  */
 aff_status aff__fail(aff_error *err, aff_status code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 

@@ -13,7 +13,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { SPINS = 2000 };
+/* Looks before a sleep. Every YIELD_EVERY the processor is offered to others: where there are more threads than free processors, the
+ * one waited for may need this one. */
+enum { SPINS = 2000, YIELD_EVERY = 64 };
 
 typedef struct worker {
     struct aff_pool *pool;
@@ -37,8 +39,12 @@ struct aff_pool {
 static void futex_wait(atomic_uint *w, unsigned seen) { syscall(SYS_futex, w, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0); }
 static void futex_wake(atomic_uint *w) { syscall(SYS_futex, w, FUTEX_WAKE_PRIVATE, 1 << 30, NULL, NULL, 0); }
 
-static void relax(void)
+static void relax(int look)
 {
+    if (look % YIELD_EVERY == YIELD_EVERY - 1) {
+        sched_yield();
+        return;
+    }
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #endif
@@ -49,7 +55,7 @@ static void wait_change(atomic_uint *w, unsigned seen, atomic_uint *sleepers)
 {
     for (int i = 0; i < SPINS; i++) {
         if (atomic_load_explicit(w, memory_order_acquire) != seen) return;
-        relax();
+        relax(i);
     }
     atomic_fetch_add(sleepers, 1);
     while (atomic_load(w) == seen) futex_wait(w, seen);
@@ -79,14 +85,18 @@ static void *worker_main(void *arg)
     }
 }
 
+int aff__pool_size(int n)
+{
+    cpu_set_t set;
+    if (n > 0) return n;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
 aff_status aff__pool_create(aff_pool **out, int n, aff_error *err)
 {
     aff_pool *p;
     *out = NULL;
-    if (n <= 0) {
-        cpu_set_t set;
-        n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-    }
+    n = aff__pool_size(n);
     AFF_TRY(aff__calloc(&p, 1, sizeof *p, "thread pool", err));
     p->threads = n;
     aff_status s = aff__calloc(&p->workers, (uint64_t)n, sizeof *p->workers, "thread pool", err);
@@ -103,6 +113,11 @@ aff_status aff__pool_create(aff_pool **out, int n, aff_error *err)
     }
     *out = p;
     return AFF_OK;
+}
+
+uint64_t aff__pool_bytes(int threads)
+{
+    return aff__align_up(sizeof(aff_pool), 64) + aff__align_up((uint64_t)threads * sizeof(worker), 64);
 }
 
 static void publish(aff_pool *p)
@@ -140,7 +155,7 @@ void aff__pool_run(aff_pool *p, void (*fn)(void *, int64_t, int), void *ctx, int
         unsigned left = atomic_load_explicit(&p->busy, memory_order_acquire);
         if (!left) return;
         if (i < SPINS)
-            relax();
+            relax(i);
         else
             futex_wait(&p->busy, left);
     }

@@ -198,6 +198,28 @@ static void share(aff_engine *e, aff_slot **list, int n)
 
 /* ---- the pass ---- */
 
+/* Memory for each slot's rows. One that gets none for its drafts goes without them; one that gets none at all ends, with the reason, and
+ * the others go on. Returns how many are left in the list. */
+static int back_rows(aff_engine *e, aff_slot **list, int n)
+{
+    int kept = 0;
+    for (int i = 0; i < n; i++) {
+        aff_slot *s = list[i];
+        aff_error err = {0};
+        const int64_t next = aff__seq_pos(s->seq) + 1;
+        aff_status st = aff__seq_grow(s->seq, next + s->take, &err);
+        if (st != AFF_OK && s->take) {
+            s->take = 0;
+            st = aff__seq_grow(s->seq, next, &err);
+        }
+        if (st == AFF_OK)
+            list[kept++] = s;
+        else
+            aff__slot_finish(e, s, st, AFF_STOP_CALLER, &err);
+    }
+    return kept;
+}
+
 /* Runs the rows of all slots; their logits lie in e->rows. */
 static aff_status run_rows(aff_engine *e, aff_slot **list, int n, int *rows, aff_error *err)
 {
@@ -350,11 +372,13 @@ void aff__decode_pass(aff_engine *e)
     aff_slot *list[AFF_PASS_ROWS];
     aff_error err = {0};
     int rows = 0, tokens = 0;
-    const int n = pick(e, list);
+    int n = pick(e, list);
     if (!n) return;
     aff_status st = draft(e, list, n, &err);
     if (st == AFF_OK) {
         share(e, list, n);
+        n = back_rows(e, list, n);
+        if (!n) return;
         const uint64_t start = aff__now_ns();
         st = run_rows(e, list, n, &rows, &err);
         for (int i = 0; st == AFF_OK && i < n; i++) choose_rows(e, list[i]);

@@ -9,6 +9,7 @@
 #include <string.h>
 
 enum { DEFAULT_SLOTS = 4, DEFAULT_QUEUE = 64, MOST_OWED = 16 };
+enum { PROMOTE_BEYOND = 128 }; /* rows: for less the prompt's own end, which is published, is near enough */
 
 /* ---- making and freeing ---- */
 
@@ -21,15 +22,73 @@ static aff_status check_options(const aff_net *net, const aff_engine_options *o,
                          (long long)cfg->max_positions, (long long)o->context);
     if (o->slots < 0 || o->slots > AFF_MAX_SLOTS)
         return aff__fail(err, AFF_E_INVALID, "slots: expected 1 to %d, got %d", AFF_MAX_SLOTS, o->slots);
+    if (o->kv_commit < -1 || o->kv_margin < 0)
+        return aff__fail(err, AFF_E_INVALID, "positions backed from the start and at a time: expected 0 or more, got %lld and %lld", (long long)o->kv_commit,
+                         (long long)o->kv_margin);
     if (o->queue < 0) return aff__fail(err, AFF_E_INVALID, "queue: expected 1 or more, got %d", o->queue);
     if (o->width < AFF_WIDTH_AUTO || o->width > AFF_MAX_WIDTH)
         return aff__fail(err, AFF_E_INVALID, "drafted tokens a pass: expected auto or 0 to %d, got %d", AFF_MAX_WIDTH, o->width);
     return AFF_OK;
 }
 
+/* The options with their defaults in place of zeros. */
+static void resolve(const aff_net *net, const aff_engine_options *o, aff_engine_options *use)
+{
+    *use = *o;
+    if (!use->slots) use->slots = DEFAULT_SLOTS;
+    if (!use->queue) use->queue = DEFAULT_QUEUE;
+    if (!use->chunk) use->chunk = AFF_MAX_CHUNK;
+    if (use->context <= 0) use->context = aff__net_config(net)->max_positions;
+}
+
+/* --kv-commit is for all sequences; this is one's share. */
+static aff_seq_options seq_options(const aff_engine_options *o)
+{
+    const int64_t all = o->kv_commit ? o->kv_commit : AFF_KV_COMMIT, share = (all + o->slots - 1) / o->slots;
+    return (aff_seq_options){.size = o->context, .commit = all < 0 ? -1 : share < o->context ? share : o->context, .margin = o->kv_margin};
+}
+
+/* Tokens that one draft gives. */
+static int block_of(const aff_net *net, aff_draft_kind draft)
+{
+    return draft == AFF_DRAFT_DSPARK ? aff__net_config(net)->draft_block : draft == AFF_DRAFT_MTP1 ? 1 : 0;
+}
+
+static aff_draft_kind draft_of(const aff_net *net, const aff_engine_options *o)
+{
+    return o->propose || !o->width ? AFF_DRAFT_NONE : aff__net_draft(net);
+}
+
+aff_status aff__engine_plan(aff_engine_bytes *out, const aff_net *net, const aff_engine_options *o, aff_error *err)
+{
+    aff_engine_options use;
+    aff_seq_plan full;
+    AFF_TRY(check_options(net, o, err));
+    resolve(net, o, &use);
+    const aff_seq_options s = seq_options(&use);
+    const uint64_t row = (uint64_t)aff__net_config(net)->vocab * sizeof(float), rows = aff__align_up(row * AFF_PASS_ROWS, 64);
+    const aff_draft_kind draft = draft_of(net, o);
+    const uint64_t block = AFF_MAX_DRAFTS * ((uint64_t)block_of(net, draft) + 1) * sizeof(float);
+    *out = (aff_engine_bytes){.slots = use.slots,
+                              .threads = aff__pool_size(use.threads),
+                              .context = use.context,
+                              .commit = s.commit < 0 ? 0 : s.commit,
+                              .runner = aff__runner_plan(net, use.threads, use.context),
+                              .logits = rows + aff__align_up(row, 64) + (draft == AFF_DRAFT_MTP1 ? rows : 0) + 2 * aff__align_up(block, 64),
+                              .sampler = aff__sampler_bytes(aff__net_config(net)->vocab),
+                              .slot_table = aff__align_up(sizeof(aff_engine), 64) + aff__align_up((uint64_t)use.slots * sizeof(aff_slot), 64) +
+                                            (uint64_t)use.slots * aff__seq_handle_bytes(),
+                              .chunk_logits = aff__align_up(row * AFF_MAX_CHUNK, 64)};
+    AFF_TRY(aff__seq_plan(&out->seq, net, out->commit, err));
+    AFF_TRY(aff__seq_plan(&full, net, use.context, err));
+    out->full = full.total;
+    return AFF_OK;
+}
+
 static aff_status make_parts(aff_engine *e, aff_error *err)
 {
     const uint64_t vocab = (uint64_t)e->cfg->vocab;
+    aff_seq_options so = seq_options(&e->o);
     AFF_TRY(aff__sampler_create(&e->sampler, e->cfg->vocab, err));
     AFF_TRY(aff__calloc(&e->rows, vocab * AFF_PASS_ROWS, sizeof(float), "logits of a pass", err));
     AFF_TRY(aff__calloc(&e->adjusted, vocab, sizeof(float), "adjusted logits", err));
@@ -37,8 +96,17 @@ static aff_status make_parts(aff_engine *e, aff_error *err)
     AFF_TRY(aff__calloc(&e->block_conf, AFF_MAX_DRAFTS * ((uint64_t)e->block + 1), sizeof *e->block_conf, "draft", err));
     if (e->draft == AFF_DRAFT_MTP1) AFF_TRY(aff__calloc(&e->mtp, vocab * AFF_PASS_ROWS, sizeof(float), "logits of the draft", err));
     AFF_TRY(aff__calloc(&e->slot, (uint64_t)e->o.slots, sizeof *e->slot, "slots", err));
-    for (int i = 0; i < e->o.slots; i++) AFF_TRY(aff__seq_create(&e->slot[i].seq, e->net, e->context, err));
-    return aff__runner_create(&e->runner, e->net, e->o.threads, err);
+    if (e->o.device.choice == AFF_DEVICE_RT) {
+        aff_backend *b;
+        AFF_TRY(aff__device_backend(&b, &e->o.device, aff__net_numerics(e->net), e->o.threads, err));
+        AFF_TRY(aff__runner_open(&e->runner, e->net, b, err));
+        so.memory = aff__runner_memory(e->runner);
+    } else {
+        AFF_TRY(aff__runner_create(&e->runner, e->net, e->o.threads, err));
+    }
+    for (int i = 0; i < e->o.slots; i++) AFF_TRY(aff__seq_open(&e->slot[i].seq, e->net, &so, err));
+    if (e->o.route) aff__runner_on_route(e->runner, e->o.route, e->o.route_ctx);
+    return AFF_OK;
 }
 
 aff_status aff__engine_create(aff_engine **out, const aff_net *net, const aff_engine_options *o, aff_error *err)
@@ -49,16 +117,13 @@ aff_status aff__engine_create(aff_engine **out, const aff_net *net, const aff_en
     AFF_TRY(aff__calloc(&e, 1, sizeof *e, "engine", err));
     e->net = net;
     e->cfg = aff__net_config(net);
-    e->o = *o;
-    if (!e->o.slots) e->o.slots = DEFAULT_SLOTS;
-    if (!e->o.queue) e->o.queue = DEFAULT_QUEUE;
-    if (!e->o.chunk) e->o.chunk = AFF_MAX_CHUNK;
+    resolve(net, o, &e->o);
     e->worth = 0.15; /* until some drafts were made: as if they paid a little */
     e->pause = 4;
     if (o->times) e->stats.times = *o->times;
-    e->context = o->context > 0 ? o->context : e->cfg->max_positions;
-    e->draft = o->propose || !o->width ? AFF_DRAFT_NONE : aff__net_draft(net);
-    e->block = e->draft == AFF_DRAFT_DSPARK ? e->cfg->draft_block : e->draft == AFF_DRAFT_MTP1 ? 1 : 0;
+    e->context = e->o.context;
+    e->draft = draft_of(net, o);
+    e->block = block_of(net, e->draft);
     if (!o->propose && !e->block) e->o.width = 0;
     if (e->draft == AFF_DRAFT_MTP1 && e->o.chunk > AFF_MAX_CHUNK) e->o.chunk = AFF_MAX_CHUNK; /* it follows the rows of one pass */
     pthread_mutex_init(&e->lock, NULL);
@@ -352,7 +417,8 @@ static aff_status run_chunk(aff_engine *e, aff_slot *s, int64_t most, bool *stop
         AFF_TRY(aff__calloc(&e->chunk, (uint64_t)e->cfg->vocab * AFF_MAX_CHUNK, sizeof(float), "logits of a chunk", err));
     if (j->ev.logits && most > AFF_MAX_CHUNK) most = AFF_MAX_CHUNK; /* the size of that buffer */
     if (most > 1 << 20) most = 1 << 20;
-    const int n = (int)(total - pos < most ? total - pos : most);
+    int n = (int)(total - pos < most ? total - pos : most);
+    if (j->promote > pos && n > j->promote - pos) n = (int)(j->promote - pos);
     int64_t from = j->ev.logits ? j->r.logits_from - pos : n;
     from = from < 0 ? 0 : from < n ? from : n;
     const aff_batch b = {.n = n, .id = j->ids + pos, .seq = s->seq, .want_from = from, .logits = e->chunk};
@@ -363,6 +429,8 @@ static aff_status run_chunk(aff_engine *e, aff_slot *s, int64_t most, bool *stop
         AFF_TRY(aff__mtp_prompt(e, s, j->ids + pos + 1, n, pos + n == total, err));
     AFF_TRY(check_rows(e, pos + from, n - from, err));
     if (from < n) AFF_TRY(j->ev.logits(j->ev.ctx, pos + from, (int)(n - from), e->chunk, err));
+    /* Others have begun so and gone on otherwise: they and those to come can start here. */
+    if (pos + n == j->promote && e->o.cache.publish) e->o.cache.publish(e->o.cache.ctx, s->seq, j->ids);
     *stop = j->ev.progress && !j->ev.progress(j->ev.ctx, pos + n, total);
     return AFF_OK;
 }
@@ -394,8 +462,10 @@ static aff_status restore(aff_engine *e, aff_slot *s, aff_error *err)
     int64_t most = prompt_rows(j);
     if (j->ev.logits && j->r.logits_from < most) most = j->r.logits_from;
     if (!e->o.cache.restore || most < 1) return AFF_OK;
-    AFF_TRY(e->o.cache.restore(e->o.cache.ctx, s->seq, j->ids, j->r.n_prompt, most, err));
+    int64_t matched = 0;
+    AFF_TRY(e->o.cache.restore(e->o.cache.ctx, s->seq, j->ids, j->r.n_prompt, most, &matched, err));
     j->out.restored = aff__seq_pos(s->seq);
+    if (matched > j->out.restored && prompt_rows(j) - matched >= PROMOTE_BEYOND) j->promote = matched;
     return AFF_OK;
 }
 

@@ -11,6 +11,7 @@
  * drafts: a row is a function of its sequence's tokens, and a token of its row's logits, the request and the position. */
 #ifndef AFF_ENGINE_ENGINE_H
 #define AFF_ENGINE_ENGINE_H
+#include "backend/device.h"
 #include "engine/logits.h"
 #include "engine/sampler.h"
 #include "engine/width.h"
@@ -26,23 +27,29 @@ typedef int (*aff_propose_fn)(void *ctx, const int32_t *ids, int64_t n, int32_t 
  * files). On the engine thread. */
 typedef struct aff_engine_cache {
     void *ctx;
-    /* Empties the sequence and brings it to the longest known beginning of ids[0..n) of at most `most` positions. An error ends the
-     * request. */
-    aff_status (*restore)(void *ctx, aff_seq *seq, const int32_t *ids, int64_t n, int64_t most, aff_error *err);
+    /* Empties the sequence and brings it to the longest known beginning of ids[0..n) of at most `most` positions. *matched: how far the
+     * text is known without a state to start from there, at least the position reached; the engine publishes there on its way if the
+     * prompt goes on for 128 more rows. An error ends the request. */
+    aff_status (*restore)(void *ctx, aff_seq *seq, const int32_t *ids, int64_t n, int64_t most, int64_t *matched, aff_error *err);
     /* The sequence has run exactly ids[0..pos), none of which will be taken back. */
     void (*publish)(void *ctx, const aff_seq *seq, const int32_t *ids);
 } aff_engine_cache;
 
 typedef struct aff_engine_options {
     int threads;     /* <= 0: one per CPU */
+    aff_device_spec device; /* zeros: auto, which is the CPU until a plan spreads a model over cards */
     int slots;       /* sequences held at a time, at most AFF_MAX_SLOTS; 0: 4 */
     int queue;       /* requests that may wait for a slot; 0: 64 */
-    int64_t context; /* positions of a sequence; <= 0: the model's */
+    int64_t context; /* positions of a sequence; <= 0: the model's (--kv-size) */
+    int64_t kv_commit; /* positions backed from the start, all sequences together; 0: 65,536 or all there are, -1: none */
+    int64_t kv_margin; /* positions backed at a time beyond that; 0: 16,384 */
     int64_t chunk;   /* prompt rows per pass, >= 1 (0: AFF_MAX_CHUNK); at most AFF_MAX_CHUNK while an answer runs */
     int width;       /* drafted tokens a pass and sequence, 0 .. AFF_MAX_WIDTH, or AFF_WIDTH_AUTO; without a draft: 0 */
     aff_propose_fn propose; /* NULL: the network's draft, if it has one */
     void *propose_ctx;
     aff_engine_cache cache; /* functions NULL: none */
+    aff_route_fn route; /* sees every layer's routes (model/forward.h); NULL: none */
+    void *route_ctx;
     const aff_pass_times *times; /* times to choose widths by, instead of measured ones; NULL: measure. For repeatable checks */
     void (*warn)(void *ctx, const char *line); /* one line that a person should see; NULL allowed. On the engine thread */
     void *warn_ctx;
@@ -51,6 +58,18 @@ typedef struct aff_engine_options {
 typedef struct aff_engine aff_engine;
 /* `net` is borrowed and must outlive the engine. */
 aff_status aff__engine_create(aff_engine **out, const aff_net *net, const aff_engine_options *o, aff_error *err);
+
+/* What aff__engine_create takes (and what grows afterwards, at its largest), of a network that may be an outline. */
+typedef struct aff_engine_bytes {
+    int slots, threads;
+    int64_t context, commit; /* of one sequence: positions, those backed from the start */
+    aff_seq_plan seq;        /* of one sequence, `commit` positions backed */
+    uint64_t full;           /* one sequence with all its positions backed */
+    aff_runner_bytes runner;
+    uint64_t logits, sampler, slot_table;
+    uint64_t chunk_logits;   /* made when somebody listens to a prompt's rows */
+} aff_engine_bytes;
+aff_status aff__engine_plan(aff_engine_bytes *out, const aff_net *net, const aff_engine_options *o, aff_error *err);
 /* Requests that have not ended end as cancelled. Not while another thread is in any function of the engine. */
 void aff__engine_free(aff_engine *e);
 int64_t aff__engine_context(const aff_engine *e); /* positions a sequence has room for */

@@ -23,6 +23,7 @@ typedef struct aff_job {
     uint64_t started, answering; /* clock: got its slot, prompt done */
     int32_t *ids;                /* [cap] prompt, then what was chosen */
     int64_t n, cap;
+    int64_t promote; /* row of the prompt at which the state is published on the way; 0: none */
     int32_t *forced;
     aff_bias *bias;
     aff_occurrences seen; /* of ids[0..n), when a penalty is on */

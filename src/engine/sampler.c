@@ -34,6 +34,12 @@ aff_status aff__sampler_create(aff_sampler **out, int vocab, aff_error *err)
     return AFF_OK;
 }
 
+uint64_t aff__sampler_bytes(int vocab)
+{
+    const aff_sampler *s;
+    return aff__align_up(sizeof *s, 64) + aff__align_up((uint64_t)vocab * sizeof *s->weight, 64) + aff__align_up((uint64_t)vocab * sizeof *s->work, 64);
+}
+
 void aff__sampler_free(aff_sampler *s)
 {
     if (!s) return;

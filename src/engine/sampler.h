@@ -40,6 +40,7 @@ static inline uint64_t aff__sampler_uniform(uint64_t seed, uint32_t choice, int6
 /* Working memory for one vocabulary size; one thread at a time. */
 typedef struct aff_sampler aff_sampler;
 aff_status aff__sampler_create(aff_sampler **out, int vocab, aff_error *err);
+uint64_t aff__sampler_bytes(int vocab); /* that it takes */
 void aff__sampler_free(aff_sampler *s);
 
 /* A filtered distribution: token v has probability weight[v] / total if weight[v] >= keep, else 0. */

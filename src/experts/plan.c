@@ -8,6 +8,8 @@ struct aff_plan {
     int *row, *rank, *fill; /* fill: [experts] running index of a tile's next entry */
     float *weight;
     int experts, capacity;
+    aff_experts *held; /* the store that the tiles' experts are of; NULL: none are held */
+    int layer;
 };
 
 aff_status aff__plan_create(aff_plan **out, int rows, int picks, int experts, aff_error *err)
@@ -28,6 +30,14 @@ aff_status aff__plan_create(aff_plan **out, int rows, int picks, int experts, af
     }
     *out = p;
     return AFF_OK;
+}
+
+uint64_t aff__plan_bytes(int rows, int picks, int experts)
+{
+    const aff_plan *p;
+    const uint64_t n = (uint64_t)rows * (uint64_t)picks, E = (uint64_t)experts;
+    return aff__align_up(sizeof *p, 64) + aff__align_up(E * sizeof *p->tile, 64) + aff__align_up(E * sizeof *p->fill, 64) +
+           2 * aff__align_up(n * sizeof *p->row, 64) + aff__align_up(n * sizeof *p->weight, 64);
 }
 
 void aff__plan_free(aff_plan *p)
@@ -64,12 +74,19 @@ aff_status aff__plan_build(aff_plan *p, aff_experts *store, int layer, const int
         p->fill[picks[i]]++;
     }
     int tiles = 0, first = 0;
+    p->held = store;
+    p->layer = layer;
     for (int e = 0; e < p->experts; e++) {
         const int count = p->fill[e];
         if (!count) continue;
         aff_moe_tile *t = &p->tile[tiles++];
         *t = (aff_moe_tile){.id = e, .first = first, .count = count};
-        AFF_TRY(aff__experts_get(store, layer, e, &t->expert, err));
+        const aff_status st = aff__experts_get(store, layer, e, &t->expert, err);
+        if (st != AFF_OK) {
+            p->out.n_tiles = tiles - 1;
+            aff__plan_done(p);
+            return st;
+        }
         p->fill[e] = first;
         first += count;
     }
@@ -82,4 +99,10 @@ aff_status aff__plan_build(aff_plan *p, aff_experts *store, int layer, const int
     p->out = (aff_moe_plan){.n_tiles = tiles, .n_entries = n, .tile = p->tile, .row = p->row, .rank = p->rank, .weight = p->weight};
     *out = &p->out;
     return AFF_OK;
+}
+
+void aff__plan_done(aff_plan *p)
+{
+    for (int i = 0; p->held && i < p->out.n_tiles; i++) aff__experts_put(p->held, p->layer, p->tile[i].id);
+    p->held = NULL;
 }

@@ -7,15 +7,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A permuted record, or the lack of one. */
+typedef struct copy {
+    uint8_t *data;
+    int pins;
+    int newer, older; /* among those that nobody holds */
+} copy;
+
 struct aff_experts {
     aff_expert_shape shape;
     int layers, experts;
     aff_expert *expert; /* [layers*experts]; a row-major expert has codes NULL until its first use */
     /* Row-major files only. */
     const aff_container *container;
-    uint8_t **copy; /* [layers*experts] permuted records, or NULL */
+    copy *copies;  /* [layers*experts], or NULL */
+    int head, tail; /* copies that nobody holds, the latest used first; -1: none */
+    aff_expert_copies stats;
     pthread_mutex_t lock;
     int16_t (*table)[1024][4];
+    uint8_t *records; /* of aff__experts_from_records */
+    uint64_t bytes;   /* of one expert */
 };
 
 static aff_status create(aff_experts **out, int layers, int experts, int hidden, int inter, aff_dtype dtype, aff_error *err)
@@ -24,6 +35,8 @@ static aff_status create(aff_experts **out, int layers, int experts, int hidden,
     AFF_TRY(aff__calloc(&s, 1, sizeof *s, "expert store", err));
     s->layers = layers;
     s->experts = experts;
+    s->head = s->tail = -1;
+    s->stats.limit = UINT64_MAX;
     s->shape = (aff_expert_shape){.dtype = dtype, .hidden = hidden, .inter = inter};
     pthread_mutex_init(&s->lock, NULL);
     aff_status st = aff__calloc(&s->expert, (uint64_t)layers * (uint64_t)experts, sizeof *s->expert, "expert store", err);
@@ -38,15 +51,18 @@ static aff_status create(aff_experts **out, int layers, int experts, int hidden,
 void aff__experts_free(aff_experts *s)
 {
     if (!s) return;
-    for (int i = 0; s->copy && i < s->layers * s->experts; i++) free(s->copy[i]);
-    free(s->copy);
+    for (int i = 0; s->copies && i < s->layers * s->experts; i++) free(s->copies[i].data);
+    free(s->copies);
     free(s->expert);
+    free(s->records);
     free(s->table);
     pthread_mutex_destroy(&s->lock);
     free(s);
 }
 
 aff_expert_shape aff__experts_shape(const aff_experts *s) { return s->shape; }
+uint64_t aff__experts_bytes(const aff_experts *s) { return s->bytes; }
+bool aff__experts_copied(const aff_experts *s) { return s->copies != NULL; }
 
 static aff_expert_mat planes(const aff_matdesc *m, const uint8_t *record)
 {
@@ -89,6 +105,7 @@ aff_status aff__experts_from_container(aff_experts **out, const aff_container *c
     const aff_dtype stored = (aff_dtype)aff__container_layer(c, 0)->gate.quant;
     aff_experts *s;
     AFF_TRY(create(&s, layers, experts, hidden, inter, stored == AFF_MXFP4 ? AFF_MXFP4 : AFF_Q2P875G, err));
+    s->bytes = aff__container_layer(c, 0)->stride;
     aff_status st = AFF_OK;
     if (stored != AFF_MXFP4) {
         st = codebook ? aff__calloc(&s->table, 2, sizeof *s->table, "codebook", err)
@@ -98,7 +115,8 @@ aff_status aff__experts_from_container(aff_experts **out, const aff_container *c
     }
     if (st == AFF_OK && stored == AFF_Q2P875Q4) {
         s->container = c;
-        st = aff__calloc(&s->copy, (uint64_t)layers * (uint64_t)experts, sizeof *s->copy, "expert store", err);
+        s->stats.each = aff__container_layer(c, 0)->stride;
+        st = aff__calloc(&s->copies, (uint64_t)layers * (uint64_t)experts, sizeof *s->copies, "expert store", err);
     } else if (st == AFF_OK) {
         for (int l = 0; l < layers; l++)
             for (int e = 0; e < experts; e++)
@@ -108,6 +126,29 @@ aff_status aff__experts_from_container(aff_experts **out, const aff_container *c
         aff__experts_free(s);
         return st;
     }
+    *out = s;
+    return AFF_OK;
+}
+
+aff_status aff__experts_from_records(aff_experts **out, const aff_clayer *l, int layers, int hidden, int inter, const uint8_t *codebook, uint8_t *records,
+                                     aff_error *err)
+{
+    aff_experts *s;
+    aff_status st = create(&s, layers, (int)l->n_experts, hidden, inter, AFF_Q2P875G, err);
+    if (st != AFF_OK) {
+        free(records);
+        return st;
+    }
+    s->records = records;
+    s->bytes = l->stride;
+    st = aff__calloc(&s->table, 2, sizeof *s->table, "codebook", err);
+    if (st != AFF_OK) {
+        aff__experts_free(s);
+        return st;
+    }
+    aff__codebook_ints(codebook, s->table);
+    s->shape.table = (const int16_t(*)[1024][4])s->table;
+    for (int i = 0; i < layers * s->experts; i++) s->expert[i] = in_record(l, records + (uint64_t)i * l->stride);
     *out = s;
     return AFF_OK;
 }
@@ -158,6 +199,7 @@ aff_status aff__experts_from_checkpoint(aff_experts **out, const aff_ckpt *c, co
 {
     aff_experts *s;
     AFF_TRY(create(&s, layers, experts, hidden, inter, AFF_MXFP4, err));
+    s->bytes = 3 * (uint64_t)hidden * (uint64_t)inter / 32 * 17; /* 16 bytes of codes and a scale for 32 columns */
     aff_status st = bind_checkpoint(s, c, prefix, err);
     if (st != AFF_OK) {
         aff__experts_free(s);
@@ -167,24 +209,110 @@ aff_status aff__experts_from_checkpoint(aff_experts **out, const aff_ckpt *c, co
     return AFF_OK;
 }
 
+/* ---- copies of row-major experts; under the lock ---- */
+
+/* Out of the list of those that nobody holds. */
+static void unlist(aff_experts *s, int i)
+{
+    copy *c = &s->copies[i];
+    *(c->newer >= 0 ? &s->copies[c->newer].older : &s->head) = c->older;
+    *(c->older >= 0 ? &s->copies[c->older].newer : &s->tail) = c->newer;
+}
+
+static void list(aff_experts *s, int i)
+{
+    copy *c = &s->copies[i];
+    c->newer = -1;
+    c->older = s->head;
+    *(s->head >= 0 ? &s->copies[s->head].newer : &s->tail) = i;
+    s->head = i;
+}
+
+static uint64_t held_bytes(const aff_experts *s) { return (uint64_t)s->stats.held * s->stats.each; }
+
+/* Until `room` more bytes are within the limit, or all that is left is held. */
+static void evict(aff_experts *s, uint64_t room)
+{
+    while (s->tail >= 0 && (held_bytes(s) > s->stats.limit || s->stats.limit - held_bytes(s) < room)) {
+        const int i = s->tail;
+        unlist(s, i);
+        free(s->copies[i].data);
+        s->copies[i].data = NULL;
+        s->stats.held--;
+        s->stats.evicted++;
+    }
+}
+
+static aff_status make_copy(aff_experts *s, int layer, int e, aff_error *err)
+{
+    const aff_clayer *l = aff__container_layer(s->container, (uint32_t)layer);
+    const int i = layer * s->experts + e;
+    uint8_t *data = NULL;
+    evict(s, s->stats.each);
+    AFF_TRY(aff__calloc(&data, 1, l->stride, "expert", err));
+    aff__expert_record_permute(l, data, aff__container_expert(s->container, (uint32_t)layer, (uint32_t)e), true);
+    s->copies[i].data = data;
+    s->expert[i] = in_record(l, data);
+    s->stats.made++;
+    if (++s->stats.held > s->stats.most) s->stats.most = s->stats.held;
+    return AFF_OK;
+}
+
 aff_status aff__experts_get(aff_experts *s, int layer, int e, aff_expert *out, aff_error *err)
 {
     const int i = layer * s->experts + e;
-    aff_status st = AFF_OK;
-    if (s->copy) {
-        pthread_mutex_lock(&s->lock);
-        if (!s->copy[i]) {
-            const aff_clayer *l = aff__container_layer(s->container, (uint32_t)layer);
-            uint8_t *copy = NULL;
-            st = aff__calloc(&copy, 1, l->stride, "expert", err);
-            if (st == AFF_OK) {
-                aff__expert_record_permute(l, copy, aff__container_expert(s->container, (uint32_t)layer, (uint32_t)e), true);
-                s->copy[i] = copy;
-                s->expert[i] = in_record(l, copy);
-            }
-        }
-        pthread_mutex_unlock(&s->lock);
+    if (!s->copies) {
+        *out = s->expert[i];
+        return AFF_OK;
     }
-    *out = s->expert[i];
+    aff_status st = AFF_OK;
+    pthread_mutex_lock(&s->lock);
+    copy *c = &s->copies[i];
+    if (!c->data)
+        st = make_copy(s, layer, e, err);
+    else if (!c->pins)
+        unlist(s, i);
+    if (st == AFF_OK) {
+        c->pins++;
+        *out = s->expert[i];
+    }
+    pthread_mutex_unlock(&s->lock);
     return st;
+}
+
+void aff__experts_put(aff_experts *s, int layer, int e)
+{
+    const int i = layer * s->experts + e;
+    if (!s->copies) return;
+    pthread_mutex_lock(&s->lock);
+    if (--s->copies[i].pins == 0) {
+        list(s, i);
+        evict(s, 0);
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+bool aff__experts_resident(aff_experts *s, int layer, int e)
+{
+    if (!s->copies) return true;
+    pthread_mutex_lock(&s->lock);
+    const bool there = s->copies[layer * s->experts + e].data != NULL;
+    pthread_mutex_unlock(&s->lock);
+    return there;
+}
+
+aff_expert_copies aff__experts_copies(aff_experts *s)
+{
+    pthread_mutex_lock(&s->lock);
+    const aff_expert_copies c = s->stats;
+    pthread_mutex_unlock(&s->lock);
+    return c;
+}
+
+void aff__experts_limit(aff_experts *s, uint64_t bytes)
+{
+    pthread_mutex_lock(&s->lock);
+    s->stats.limit = bytes;
+    if (s->copies) evict(s, 0);
+    pthread_mutex_unlock(&s->lock);
 }

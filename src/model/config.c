@@ -88,7 +88,12 @@ static aff_status ratios(aff_config *c, const json_t *o, const char *name, aff_e
 static aff_status yarn(aff_config *c, const json_t *o, const char *name, aff_error *err)
 {
     const json_t *s = json_object_get(o, "rope_scaling");
-    if (!s || json_is_null(s)) return AFF_OK;
+    if (!s)
+        return aff__fail(err, AFF_E_FORMAT,
+                         "%s: key 'rope_scaling' is missing: expected an object, or null for a model without YaRN (a model trained with it gives wrong text "
+                         "without it)",
+                         name);
+    if (json_is_null(s)) return AFF_OK;
     if (!json_is_object(s)) return aff__fail(err, AFF_E_FORMAT, "%s: key 'rope_scaling': expected an object", name);
     const json_t *t = json_object_get(s, "type");
     if (!t) t = json_object_get(s, "rope_type");

@@ -26,17 +26,14 @@ void aff__draft_seed(aff_runner *r, int from)
 
 /* The tokens of every block, one place after another: the Markov head adds a bias that depends on the token before (spec 13.2).
  * Row i*B + b of r->u (h) and r->logits (base) belongs to place b of block i. */
-static aff_status markov_chain(aff_runner *r, const aff_draft_request *d, int count, aff_error *err)
+static void markov_chain(aff_runner *r, int count)
 {
     aff_backend *B = r->b;
     const aff_net *n = r->net;
     const aff_config *c = &n->cfg;
     const int64_t V = c->vocab, H = c->hidden, MR = c->draft_rank, block = c->draft_block;
     float *e = r->markov, *he = e + AFF_MAX_DRAFTS * MR, *bias = he + AFF_MAX_DRAFTS * block * (H + MR);
-    int32_t first[AFF_MAX_DRAFTS];
     B->stream_mean(B, r->u, r->n, 1, (int)H, he, H + MR); /* h beside the place that e will take */
-    for (int i = 0; i < count; i++) first[i] = d[i].id0;
-    AFF_TRY(B->mem->write(B->mem, r->drafts, first, (uint64_t)count * sizeof *first, err));
     for (int b = 0; b < block; b++) {
         int32_t *next = r->drafts + (b + 1) * AFF_MAX_DRAFTS;
         B->embed(B, &n->markov_w1, next - AFF_MAX_DRAFTS, count, 1, e);
@@ -49,7 +46,6 @@ static aff_status markov_chain(aff_runner *r, const aff_draft_request *d, int co
         }
     }
     aff__matmul(B, &n->confidence, he, (int)(count * block), r->conf);
-    return AFF_OK;
 }
 
 /* To the callers' arrays. */
@@ -83,11 +79,31 @@ static aff_status check_drafts(const aff_runner *r, const aff_draft_request *d, 
     return AFF_OK;
 }
 
-aff_status aff__draft_many(aff_runner *r, const aff_draft_request *d, int count, aff_trace_fn trace, void *trace_ctx, aff_error *err)
+/* The stages over the rows of the pass, and the tokens. */
+static aff_status draft_blocks(void *ctx, aff_error *err)
 {
+    aff_runner *r = ctx;
     aff_backend *B = r->b;
     const aff_net *n = r->net;
     const aff_config *c = &n->cfg;
+    B->embed(B, &n->embed, r->dids, r->n, c->hc, r->X);
+    for (int s = 0; s < n->stages; s++) {
+        aff__use_stage(r, s);
+        AFF_TRY(aff__block(r, &n->stage[s], n->draft_experts, s, s, AFF_DRAFT, err));
+    }
+    B->hc_head(B, &n->draft_hc_head, r->X, r->n, c->hidden, n->draft_norm, c->rms_eps, r->u, r->x);
+    aff__trace(r, "h", 0, r->u, r->n, c->hidden);
+    aff__matmul(B, &n->head, r->x, r->n, r->logits);
+    aff__trace(r, "base", 0, r->logits, r->n, c->vocab);
+    markov_chain(r, r->n / c->draft_block);
+    return AFF_OK;
+}
+
+aff_status aff__draft_many(aff_runner *r, const aff_draft_request *d, int count, aff_trace_fn trace, void *trace_ctx, aff_error *err)
+{
+    aff_backend *B = r->b;
+    const aff_config *c = &r->net->cfg;
+    int32_t first[AFF_MAX_DRAFTS];
     AFF_TRY(check_drafts(r, d, count, err));
     r->streams = false;
     aff__rows_begin(r, trace, trace_ctx);
@@ -98,17 +114,13 @@ aff_status aff__draft_many(aff_runner *r, const aff_draft_request *d, int count,
             r->first[r->n - 1] = i * c->draft_block;
         }
     if (!count) return AFF_OK;
+    for (int i = 0; i < count; i++) first[i] = d[i].id0;
     AFF_TRY(aff__rows_ready(r, err));
-    B->embed(B, &n->embed, r->dids, r->n, c->hc, r->X);
-    for (int s = 0; s < n->stages; s++) {
-        aff__use_stage(r, s);
-        AFF_TRY(aff__block(r, &n->stage[s], n->draft_experts, s, s, AFF_DRAFT, err));
-    }
-    B->hc_head(B, &n->draft_hc_head, r->X, r->n, c->hidden, n->draft_norm, c->rms_eps, r->u, r->x);
-    aff__trace(r, "h", 0, r->u, r->n, c->hidden);
-    aff__matmul(B, &n->head, r->x, r->n, r->logits);
-    aff__trace(r, "base", 0, r->logits, r->n, c->vocab);
-    AFF_TRY(markov_chain(r, d, count, err));
+    AFF_TRY(B->mem->write(B->mem, r->drafts, first, (uint64_t)count * sizeof *first, err));
+    if (B->repeat && !trace)
+        AFF_TRY(B->repeat(B, aff__pass_key(AFF_PASS_DRAFT, count), draft_blocks, r, err));
+    else
+        AFF_TRY(draft_blocks(r, err));
     AFF_TRY(read_drafts(r, d, count, err));
     return aff__rows_done(r, err);
 }

@@ -99,8 +99,29 @@ static aff_status routed(aff_runner *r, aff_experts *experts, int store_layer, i
     AFF_TRY(aff__plan_build(r->plan, experts, store_layer, r->picks, r->weights, T, K, &plan, err));
     aff_moe_plan work = *plan;
     work.h = r->h;
-    AFF_TRY(B->experts(B, &shape, &work, r->x, T, K, r->y, err));
-    if (r->watch) r->watch(r->watch_ctx, layer, &work, r->x);
+    const aff_status st = B->experts(B, &shape, &work, r->x, T, K, r->y, err);
+    if (st == AFF_OK && r->watch) r->watch(r->watch_ctx, layer, &work, r->x);
+    aff__plan_done(r->plan);
+    return st;
+}
+
+static aff_status show_route(aff_runner *r, const aff_block *b, aff_experts *experts, int store_layer, aff_error *err)
+{
+    if (!r->on_route) return AFF_OK;
+    if (!r->b->mem->host) return aff__fail(err, AFF_E_UNSUPPORTED, "routes cannot be watched or replaced on a device: use --device cpu");
+    r->on_route(r->route_ctx, &(aff_route){.draft = experts == r->net->draft_experts,
+                                           .layer = store_layer,
+                                           .rows = r->n,
+                                           .picks = r->net->cfg.picks,
+                                           .experts = r->net->cfg.experts,
+                                           .pos = r->pos,
+                                           .store = experts,
+                                           .logits = r->route,
+                                           .bias = b->router.bias,
+                                           .scoring = b->router.scoring,
+                                           .scale = b->router.scale,
+                                           .pick = r->picks,
+                                           .weight = r->weights});
     return AFF_OK;
 }
 
@@ -112,6 +133,7 @@ aff_status aff__moe(aff_runner *r, const aff_block *b, aff_experts *experts, int
     const aff_product of_x[] = {{&b->gate, r->x, r->route}, {&b->sh_gate, r->x, r->sa}, {&b->sh_up, r->x, r->sb}};
     B->products(B, of_x, 3, T);
     B->route(B, &b->router, r->route, r->dids, T, r->picks, r->weights);
+    AFF_TRY(show_route(r, b, experts, store_layer, err));
     aff__trace(r, "router_ids", layer, r->picks, T, K);
     aff__trace(r, "router_weights", layer, r->weights, T, K);
     AFF_TRY(routed(r, experts, store_layer, layer, err));
@@ -200,6 +222,41 @@ static aff_status check(const aff_runner *r, const aff_batch *b, aff_error *err)
     return AFF_OK;
 }
 
+static aff_status commit_rows(aff_runner *r, aff_error *err)
+{
+    AFF_TRY(aff__rows_done(r, err));
+    for (int t = 0; t < r->n; t++) r->seq[t]->pos++;
+    return AFF_OK;
+}
+
+/* A pass of few rows on a device, as one piece that can be repeated: all layers, logits of all rows into r->logits, seeds of the draft. */
+static aff_status few_rows(void *ctx, aff_error *err)
+{
+    aff_runner *r = ctx;
+    const aff_net *net = r->net;
+    AFF_TRY(trunk(r, err));
+    r->b->hc_head(r->b, &net->hc_head, r->X, r->n, net->cfg.hidden, net->norm, net->cfg.rms_eps, r->u, r->x);
+    aff__matmul(r->b, &net->head, r->x, r->n, r->logits);
+    if (net->draft == AFF_DRAFT_DSPARK) aff__draft_seed(r, 0);
+    return AFF_OK;
+}
+
+/* Keys of repeat: what is run, for how many rows or sequences. */
+uint64_t aff__pass_key(aff_pass_kind kind, int n) { return (uint64_t)kind << 32 | (uint64_t)n; }
+
+static aff_status repeated(aff_runner *r, const aff_batch *b, int count, aff_error *err)
+{
+    const aff_memory *m = r->b->mem;
+    const uint64_t vocab = (uint64_t)r->net->cfg.vocab;
+    AFF_TRY(r->b->repeat(r->b, aff__pass_key(AFF_PASS_ROWS_FEW, r->n), few_rows, r, err));
+    for (int i = 0, row = 0; i < count; row += b[i++].n) {
+        const int from = (int)b[i].want_from;
+        if (from < b[i].n)
+            AFF_TRY(m->read(m, b[i].logits, r->logits + (uint64_t)(row + from) * vocab, (uint64_t)(b[i].n - from) * vocab * sizeof(float), err));
+    }
+    return AFF_OK;
+}
+
 /* Rows at..at+n-1 of each batch in one pass (several batches: all of their rows). */
 static aff_status pass(aff_runner *r, const aff_batch *b, int count, int at, aff_error *err)
 {
@@ -210,6 +267,10 @@ static aff_status pass(aff_runner *r, const aff_batch *b, int count, int at, aff
         aff__rows_add(r, b[i].seq, b[i].id + at, left < AFF_MAX_CHUNK ? left : AFF_MAX_CHUNK, b[i].seq->pos);
     }
     AFF_TRY(aff__rows_ready(r, err));
+    if (r->b->repeat && at == 0 && (count > 1 || b->n == r->n) && r->n <= AFF_LOGIT_ROWS && !r->trace) {
+        AFF_TRY(repeated(r, b, count, err));
+        return commit_rows(r, err);
+    }
     AFF_TRY(trunk(r, err));
     for (int i = 0, row = 0; i < count; i++) {
         const int n = count > 1 ? b[i].n : r->n, from = b[i].want_from > at ? (int)b[i].want_from - at : 0;
@@ -221,9 +282,7 @@ static aff_status pass(aff_runner *r, const aff_batch *b, int count, int at, aff
         const int skip = count > 1 ? 0 : b->n - at - r->net->cfg.window - AFF_MAX_ROLLBACK;
         if (skip < r->n) aff__draft_seed(r, skip > 0 ? skip : 0);
     }
-    AFF_TRY(aff__rows_done(r, err));
-    for (int t = 0; t < r->n; t++) r->seq[t]->pos++;
-    return AFF_OK;
+    return commit_rows(r, err);
 }
 
 static aff_status forward(aff_runner *r, const aff_batch *b, int count, aff_error *err)
@@ -327,7 +386,7 @@ static uint64_t carve(aff_runner *r, char *base)
     const uint64_t Q = AFF_MAX_CHUNK, H = (uint64_t)c->hidden, N = (uint64_t)c->hc, D = (uint64_t)c->head_dim, NHD = (uint64_t)c->heads * D;
     const uint64_t ID = (uint64_t)c->index_dim, IH = (uint64_t)c->index_heads, K = (uint64_t)c->picks, I = (uint64_t)c->inter, V = (uint64_t)c->vocab;
     const uint64_t width = 2 * (D > ID ? D : ID), B = (uint64_t)c->draft_block, MR = (uint64_t)c->draft_rank, S = AFF_MAX_DRAFTS;
-    const uint64_t rows = S * B < AFF_LOGIT_ROWS && !r->b->mem->host ? AFF_LOGIT_ROWS : S * B; /* of logits */
+    const uint64_t rows = S * B < AFF_LOGIT_ROWS && r->b && !r->b->mem->host ? AFF_LOGIT_ROWS : S * B; /* of logits */
     uint64_t used = 0;
 #define PLANE(field, count) (r->field = base ? (void *)(base + used) : NULL, used += aff__align_up((uint64_t)(count) * sizeof *r->field, 64))
     PLANE(X, Q * N * H);
@@ -365,19 +424,47 @@ static uint64_t carve(aff_runner *r, char *base)
     return used;
 }
 
-/* hc_post as a plain sum: identity matrices and ones. */
+aff_runner_bytes aff__runner_plan(const aff_net *net, int threads, int64_t positions)
+{
+    const aff_config *c = &net->cfg;
+    aff_runner r = {.net = net};
+    int ratio = 0; /* of the layers with an index */
+    for (int l = 0; l < net->layers; l++)
+        if (c->ratio[l] == 4) ratio = 4;
+    const aff_backend_need need = {.rows = AFF_MAX_CHUNK,
+                                   .hidden = c->hidden,
+                                   .inter = c->inter,
+                                   .picks = c->picks,
+                                   .head_dim = c->head_dim,
+                                   .rope_dim = c->rope_dim,
+                                   .index_heads = c->index_heads,
+                                   .groups = ratio ? positions / ratio : 0};
+    return (aff_runner_bytes){.planes = aff__align_up(sizeof r, 64) + aff__align_up(carve(&r, NULL), 64),
+                              .plan = aff__plan_bytes(AFF_MAX_CHUNK, c->picks, c->experts),
+                              .backend = aff__cpu_backend_bytes(net->numerics, aff__pool_size(threads), &need)};
+}
+
+void aff__runner_on_route(aff_runner *r, aff_route_fn fn, void *ctx)
+{
+    r->on_route = fn;
+    r->route_ctx = ctx;
+}
+
+/* hc_post as a plain sum: identity matrices and ones, into zeros. */
 static aff_status fill_ones(aff_runner *r, aff_error *err)
 {
+    const aff_memory *m = r->b->mem;
     const int N = r->net->cfg.hc;
     const uint64_t n = (uint64_t)AFF_MAX_CHUNK * (uint64_t)N * (uint64_t)(N + 1);
-    float *ones;
-    AFF_TRY(aff__calloc(&ones, n, sizeof *ones, "pass buffers", err));
+    float *ones = r->ones;
+    if (!m->host) AFF_TRY(aff__calloc(&ones, n, sizeof *ones, "pass buffers", err));
     float *one = ones + (int64_t)AFF_MAX_CHUNK * N * N;
     for (int i = 0; i < AFF_MAX_CHUNK * N; i++) {
         ones[(int64_t)i * N + i % N] = 1;
         one[i] = 1;
     }
-    const aff_status s = r->b->mem->write(r->b->mem, r->ones, ones, n * sizeof *ones, err);
+    if (m->host) return AFF_OK;
+    const aff_status s = m->write(m, r->ones, ones, n * sizeof *ones, err);
     free(ones);
     return s;
 }

@@ -1,6 +1,7 @@
 /* forward.h - one pass of the network over a batch of rows, and the drafts. */
 #ifndef AFF_MODEL_FORWARD_H
 #define AFF_MODEL_FORWARD_H
+#include "experts/store.h"
 #include "model/net.h"
 #include "state/seq.h"
 
@@ -12,6 +13,29 @@ aff_status aff__runner_create(aff_runner **out, const aff_net *net, int threads,
 aff_status aff__runner_open(aff_runner **out, const aff_net *net, aff_backend *b, aff_error *err);
 const aff_memory *aff__runner_memory(const aff_runner *r); /* where its sequences must lie */
 void aff__runner_free(aff_runner *r);
+/* Memory of a runner for sequences of up to `positions` positions: planes of a pass, plan of its experts, and the most that the backend
+ * grows to. The network may be an outline. */
+typedef struct aff_runner_bytes {
+    uint64_t planes, plan, backend;
+} aff_runner_bytes;
+aff_runner_bytes aff__runner_plan(const aff_net *net, int threads, int64_t positions);
+
+/* Sees the router's choice of every layer and pass, before it is carried out, and may replace it: picks [T][K] (distinct, below the number
+ * of experts) and weights [T][K]. logits [T][E] are the router's; `draft`: the layer is a draft stage. NULL: none. */
+typedef struct aff_route {
+    bool draft;
+    int layer, rows, picks, experts; /* layer: of the trunk, or draft stage */
+    const int64_t *pos;  /* [T] */
+    aff_experts *store;  /* where the layer's experts are */
+    const float *logits;
+    const float *bias; /* [E] of the choice; NULL on hash layers */
+    aff_scoring scoring;
+    float scale;       /* what the weights of a row add up to */
+    int32_t *pick;
+    float *weight;
+} aff_route;
+typedef void (*aff_route_fn)(void *ctx, const aff_route *r);
+void aff__runner_on_route(aff_runner *r, aff_route_fn fn, void *ctx);
 
 /* Watches intermediate tensors (tests): called once per named tensor with rows x width float32 (or int32 for ids). */
 typedef void (*aff_trace_fn)(void *ctx, const char *what, int layer, int row0, const void *data, int rows, int width);

@@ -50,11 +50,13 @@ static void sample_experts(XXH3_state_t *h, aff_experts *x, int layers, int expe
     for (int l = 0; l < layers; l++)
         for (int i = 0; i < 3; i++) {
             aff_expert e;
-            if (aff__experts_get(x, l, i * (experts - 1) / 2, &e, NULL) != AFF_OK) continue;
+            const int id = i * (experts - 1) / 2;
+            if (aff__experts_get(x, l, id, &e, NULL) != AFF_OK) continue;
             const uint64_t n = (uint64_t)s.hidden * (uint64_t)s.inter / 4; /* no format has fewer bytes of codes */
             sample(h, e.gate.codes, n);
             sample(h, e.up.codes, n);
             sample(h, e.down.codes, n);
+            aff__experts_put(x, l, id);
         }
 }
 

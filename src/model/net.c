@@ -3,6 +3,8 @@
 #include "model/net_internal.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "format/json.h"
+#include "model/synthetic.h"
 #include "quant/numbers.h"
 #include <math.h>
 #include <stdio.h>
@@ -12,11 +14,12 @@
 
 enum { NAME = 160 };
 
-/* Where a block's or the globals' tensors come from; exactly one of the two is set. */
+/* Where a block's or the globals' tensors come from; exactly one of the three is set. */
 typedef struct {
     aff_net *net;
     const aff_ckpt *ckpt;
     const aff_container *cont;
+    const aff_synthetic *synth;
     char cprefix[32], kprefix[32];
 } source;
 
@@ -29,7 +32,10 @@ typedef struct {
     const uint8_t *data, *scale;
 } found;
 
-static const char *source_path(const source *s) { return s->ckpt ? aff__ckpt_dir(s->ckpt) : aff__container_path(s->cont); }
+static const char *source_path(const source *s)
+{
+    return s->ckpt ? aff__ckpt_dir(s->ckpt) : s->cont ? aff__container_path(s->cont) : s->net->path;
+}
 
 static aff_status keep(aff_net *n, void *p, aff_error *err)
 {
@@ -46,9 +52,15 @@ static aff_status keep(aff_net *n, void *p, aff_error *err)
     return AFF_OK;
 }
 
+/* An outline counts the bytes and makes nothing: NULL. */
 static aff_status own(aff_net *n, void *out, uint64_t count, uint64_t size, const char *what, aff_error *err)
 {
     void *p = NULL;
+    uint64_t bytes;
+    if (!aff__mul_ok(count, size, &bytes)) return aff__fail(err, AFF_E_NOMEM, "%s: %llu x %llu bytes overflow", what, (unsigned long long)count, (unsigned long long)size);
+    n->sizes.memory[n->binding_draft] += aff__align_up(bytes ? bytes : 1, 64);
+    memset(out, 0, sizeof p);
+    if (n->outline) return AFF_OK;
     AFF_TRY(aff__calloc(&p, count, size, what, err));
     AFF_TRY(keep(n, p, err));
     memcpy(out, &p, sizeof p);
@@ -114,7 +126,13 @@ static aff_status find_container(const source *s, found *f, aff_error *err)
 static aff_status find(const source *s, const char *cname, const char *kname, uint64_t rows, uint64_t cols, found *f, aff_error *err)
 {
     memset(f, 0, sizeof *f);
-    if (s->ckpt) {
+    if (s->synth) {
+        snprintf(f->name, sizeof f->name, "%s%s", s->kprefix, kname);
+        f->dtype = aff__synthetic_dtype(f->name);
+        f->i64 = strstr(kname, "tid2eid") != NULL;
+        f->rows = rows;
+        f->cols = cols;
+    } else if (s->ckpt) {
         snprintf(f->name, sizeof f->name, "%s%s", s->kprefix, kname);
         AFF_TRY(find_checkpoint(s, f, err));
     } else {
@@ -133,12 +151,24 @@ static aff_status matrix(const source *s, const char *cname, const char *kname, 
     AFF_TRY(find(s, cname, kname, (uint64_t)rows, (uint64_t)cols, &f, err));
     if (f.i64) return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s': expected weights, got I64", source_path(s), f.name);
     *w = (aff_weight){.dtype = f.dtype, .rows = rows, .cols = cols, .data = f.data, .scale = f.scale, .wide = wide};
-    const uint64_t size = f.dtype == AFF_F32 ? 4 : f.dtype == AFF_BF16 ? 2 : 1;
-    if ((uintptr_t)f.data % size) { /* safetensors promises no alignment */
-        void *copy = NULL;
-        AFF_TRY(own(s->net, &copy, (uint64_t)rows * (uint64_t)cols, size, f.name, err));
-        memcpy(copy, f.data, (size_t)rows * (size_t)cols * size);
+    const uint64_t size = f.dtype == AFF_F32 ? 4 : f.dtype == AFF_BF16 ? 2 : 1, n = (uint64_t)rows * (uint64_t)cols, tile = f.dtype == AFF_FP8 ? 128 : 32;
+    const uint64_t scales = size > 1 ? 0 : (((uint64_t)rows + tile - 1) / tile) * (((uint64_t)cols + tile - 1) / tile);
+    aff_net *net = s->net;
+    if (s->synth) {
+        uint8_t *data, *scale = NULL;
+        AFF_TRY(own(net, &data, n, size, f.name, err));
+        if (scales) AFF_TRY(own(net, &scale, scales, 1, f.name, err));
+        if (!net->outline) aff__synthetic_matrix(s->synth->seed, f.name, w, data, scale);
+        w->data = data;
+        w->scale = scale;
+    } else if ((uintptr_t)f.data % size) { /* safetensors promises no alignment */
+        void *copy;
+        AFF_TRY(own(net, &copy, n, size, f.name, err));
+        if (copy) memcpy(copy, f.data, (size_t)(n * size));
         w->data = copy;
+        net->sizes.file[net->binding_draft] += scales;
+    } else {
+        net->sizes.file[net->binding_draft] += n * size + scales;
     }
     return AFF_OK;
 }
@@ -153,6 +183,12 @@ static aff_status floats(const source *s, const char *cname, const char *kname, 
         return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s': expected F32 or BF16 values", source_path(s), f.name);
     const size_t n = (size_t)rows * (size_t)cols;
     AFF_TRY(own(s->net, &v, n, sizeof *v, f.name, err));
+    *out = v;
+    if (!v) return AFF_OK;
+    if (s->synth) {
+        aff__synthetic_floats(s->synth->seed, f.name, n, v);
+        return AFF_OK;
+    }
     for (size_t i = 0; i < n; i++) {
         uint16_t h;
         if (f.dtype == AFF_F32) {
@@ -163,7 +199,6 @@ static aff_status floats(const source *s, const char *cname, const char *kname, 
         }
         if (!isfinite(v[i])) return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s': element %zu is not finite", source_path(s), f.name, i);
     }
-    *out = v;
     return AFF_OK;
 }
 
@@ -177,6 +212,12 @@ static aff_status hash_table(const source *s, const aff_config *c, const int32_t
         return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s': expected integers", source_path(s), f.name);
     const size_t n = (size_t)c->vocab * (size_t)c->picks;
     AFF_TRY(own(s->net, &v, n, sizeof *v, f.name, err));
+    *out = v;
+    if (!v) return AFF_OK;
+    if (s->synth) {
+        aff__synthetic_hash(s->synth->seed, f.name, c, v);
+        return AFF_OK;
+    }
     for (size_t i = 0; i < n; i++) {
         int64_t e;
         float x;
@@ -193,7 +234,6 @@ static aff_status hash_table(const source *s, const aff_config *c, const int32_t
                              i / (size_t)c->picks, c->picks, c->experts);
         v[i] = (int32_t)e;
     }
-    *out = v;
     return AFF_OK;
 }
 
@@ -344,6 +384,7 @@ static aff_status draft_of_checkpoint(source *s, aff_net *n, const aff_net_optio
 {
     char name[64];
     int stages = 0;
+    n->binding_draft = true;
     do
         snprintf(name, sizeof name, "mtp.%d.attn.wkv.weight", stages); /* counted by name: the configuration says 1 in every release */
     while (aff__ckpt_find(n->ckpt, name) && ++stages);
@@ -376,6 +417,29 @@ static aff_status companion_path(const char *path, char *buf, size_t cap, aff_er
     return w > 0 && (size_t)w < cap ? AFF_OK : aff__fail(err, AFF_E_LIMIT, "%s: path too long", path);
 }
 
+/* The checkpoint that a container was made from, as its provenance says; "" when it does not. */
+static void checkpoint_of(const aff_container *c, char id[32])
+{
+    const char *text;
+    size_t n;
+    json_t *v = NULL;
+    id[0] = 0;
+    aff__container_provenance(c, &text, &n);
+    if (!n || aff__json_parse(&v, text, n, "provenance", false, NULL) != AFF_OK) return;
+    const char *s = json_string_value(json_object_get(v, "checkpoint_xxh3"));
+    if (s) snprintf(id, 32, "%s", s);
+    json_decref(v);
+}
+
+static aff_status same_checkpoint(const aff_net *n, const char *draft, aff_error *err)
+{
+    char a[32], b[32];
+    checkpoint_of(n->main, a);
+    checkpoint_of(n->companion, b);
+    if (!*a || !*b || strcmp(a, b) == 0) return AFF_OK;
+    return aff__fail(err, AFF_E_FORMAT, "%s: a draft of another model: made from checkpoint %s, %s from %s; quantise the draft of the same checkpoint", draft, b, n->path, a);
+}
+
 static aff_status draft_of_container(aff_net *n, const aff_net_options *opt, aff_error *err)
 {
     char buf[4096];
@@ -386,10 +450,12 @@ static aff_status draft_of_container(aff_net *n, const aff_net_options *opt, aff
         if (opt->draft_if_any && (access(path, F_OK) != 0 || !taps_in_force(n))) return AFF_OK;
     }
     AFF_TRY(aff__container_open(&n->companion, path, err));
+    n->binding_draft = true;
     const aff_config *c = &n->cfg;
     const uint8_t *a = codebook_of(n->main), *b = codebook_of(n->companion);
     if (b && (!a || memcmp(a, b, 8192) != 0))
         return aff__fail(err, AFF_E_FORMAT, "%s: its codebook is not that of %s; quantise the draft with --codebook %s", path, n->path, n->path);
+    AFF_TRY(same_checkpoint(n, path, err));
     n->stages = (int)aff__container_layers(n->companion);
     source s = {.net = n, .cont = n->companion};
     AFF_TRY(bind_dspark(&s, n, err));
@@ -411,7 +477,9 @@ static aff_status rope_tables(aff_net *n, aff_error *err)
     const aff_config *c = &n->cfg;
     const int pairs = c->rope_dim / 2;
     float *f = NULL;
+    n->binding_draft = false;
     AFF_TRY(own(n, &f, 2 * (uint64_t)pairs, sizeof *f, "rope tables", err));
+    if (!f) return AFF_OK;
     n->rope = (aff_rope){f, pairs};
     n->rope_compressed = (aff_rope){f + pairs, pairs};
     const double lo = fmax(0, floor(correction(c, c->yarn_beta_fast))), up = fmin(c->rope_dim - 1, ceil(correction(c, c->yarn_beta_slow)));
@@ -461,18 +529,66 @@ static aff_status open_container(aff_net *n, const aff_net_options *opt, aff_err
     return opt->draft ? draft_of_container(n, opt, err) : AFF_OK;
 }
 
+/* A geometry's DSpark draft has its tensors under the stages' names like a checkpoint's. */
+static aff_status synthetic_draft(source *s, aff_net *n, aff_error *err)
+{
+    n->binding_draft = true;
+    n->stages = AFF_SYNTHETIC_STAGES;
+    AFF_TRY(bind_dspark(s, n, err));
+    AFF_TRY(bind_stages(s, n, err));
+    n->draft = AFF_DRAFT_DSPARK;
+    return n->outline ? AFF_OK : aff__synthetic_experts(&n->draft_experts, s->synth->seed, "mtp.", n->stages, &n->cfg, err);
+}
+
+static aff_status open_synthetic(aff_net *n, const aff_net_options *opt, aff_error *err)
+{
+    char *json, name[96];
+    const aff_synthetic *y = opt->synthetic;
+    AFF_TRY(aff__synthetic_config(y, &json, err));
+    snprintf(name, sizeof name, "synthetic %s", y->geometry);
+    aff_status st = aff__config_parse(&n->cfg, json, strlen(json), name, err);
+    free(json);
+    if (st != AFF_OK) return st;
+    snprintf(name, sizeof name, "synthetic %s, %d layers, %d experts, seed %llu", y->geometry, n->cfg.layers, n->cfg.experts, (unsigned long long)y->seed);
+    AFF_TRY(aff__strndup(&n->path, name, strlen(name), err));
+    n->layers = opt->max_layers > 0 && opt->max_layers < n->cfg.layers ? opt->max_layers : n->cfg.layers;
+    source s = {.net = n, .synth = y};
+    AFF_TRY(bind_trunk(&s, n, err));
+    AFF_TRY(aff__synthetic_expert_bytes(&n->cfg, &n->sizes.expert, err));
+    if (!n->outline) AFF_TRY(aff__synthetic_experts(&n->experts, y->seed, "layers.", n->layers, &n->cfg, err));
+    return opt->draft ? synthetic_draft(&s, n, err) : AFF_OK;
+}
+
+static aff_status open_any(aff_net *n, const char *path, const aff_net_options *opt, aff_error *err)
+{
+    if (opt->synthetic) return open_synthetic(n, opt, err);
+    AFF_TRY(aff__strndup(&n->path, path, strlen(path), err));
+    return aff__is_dir(path) ? open_checkpoint(n, opt, err) : open_container(n, opt, err);
+}
+
+static void note_experts(aff_net *n)
+{
+    n->sizes.experts[0] = (int64_t)n->layers * n->cfg.experts;
+    n->sizes.experts[1] = (int64_t)n->stages * n->cfg.experts;
+    if (!n->ckpt && !n->main) return;
+    n->sizes.experts_in_file = true;
+    n->sizes.experts_copied = aff__experts_copied(n->experts);
+    n->sizes.expert = aff__experts_bytes(n->experts);
+}
+
 aff_status aff__net_open(aff_net **out, const char *path, const aff_net_options *opt, aff_error *err)
 {
     aff_net *n;
     AFF_TRY(aff__calloc(&n, 1, sizeof *n, "network", err));
     n->numerics = opt->numerics;
-    aff_status s = aff__strndup(&n->path, path, strlen(path), err);
-    if (s == AFF_OK) s = aff__is_dir(path) ? open_checkpoint(n, opt, err) : open_container(n, opt, err);
+    n->outline = opt->outline;
+    aff_status s = open_any(n, path, opt, err);
     if (s == AFF_OK) s = rope_tables(n, err);
     if (s != AFF_OK) {
         aff__net_close(n);
         return s;
     }
+    note_experts(n);
     *out = n;
     return AFF_OK;
 }
@@ -497,3 +613,15 @@ int aff__net_layers(const aff_net *n) { return n->layers; }
 aff_draft_kind aff__net_draft(const aff_net *n) { return n->draft; }
 int aff__net_stages(const aff_net *n) { return n->stages; }
 aff_numerics aff__net_numerics(const aff_net *n) { return n->numerics; }
+aff_net_sizes aff__net_sizes(const aff_net *n) { return n->sizes; }
+
+void aff__net_limit_copies(const aff_net *n, uint64_t bytes)
+{
+    if (!n->experts) return;
+    const uint64_t all = (uint64_t)(n->sizes.experts[0] + n->sizes.experts[1]);
+    const uint64_t draft = n->stages ? (uint64_t)((double)bytes * ((double)n->sizes.experts[1] / (double)all)) : 0; /* by their numbers */
+    aff__experts_limit(n->experts, bytes - draft);
+    if (n->draft_experts) aff__experts_limit(n->draft_experts, draft);
+}
+
+aff_experts *aff__net_experts(const aff_net *n, bool draft) { return draft ? n->draft_experts : n->experts; }

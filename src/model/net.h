@@ -15,7 +15,21 @@ typedef struct aff_net_options {
     bool draft;             /* load the draft: mtp.* of a checkpoint, or the companion container */
     bool draft_if_any;      /* with draft: none there, or none for max_layers, is no error (a damaged one is) */
     const char *draft_path; /* NULL: the container's path with its last extension replaced by .dspark.aff */
+    const struct aff_synthetic *synthetic; /* instead of `path` (model/synthetic.h) */
+    /* Only what a plan needs: configuration, draft, sizes. Every tensor is looked up and checked, none is read, converted or made. Such a
+     * network serves aff__net_sizes, aff__seq_plan and what else plans; it cannot run. */
+    bool outline;
 } aff_net_options;
+
+/* Bytes of the weights by where they are. */
+typedef struct aff_net_sizes {
+    uint64_t file[2];   /* dense, trunk and draft: used in the file's mapping */
+    uint64_t memory[2]; /* dense, trunk and draft: converted on loading, or generated */
+    uint64_t expert;    /* one routed expert */
+    int64_t experts[2]; /* how many there are, trunk and draft */
+    bool experts_in_file; /* else in memory */
+    bool experts_copied;  /* row-major file: in use they are copies in memory */
+} aff_net_sizes;
 
 /* Opens `path`. Every tensor is checked for dtype and shape before it is bound; the error names tensor, expected and got. */
 aff_status aff__net_open(aff_net **out, const char *path, const aff_net_options *opt, aff_error *err);
@@ -28,6 +42,11 @@ typedef enum aff_draft_kind { AFF_DRAFT_NONE, AFF_DRAFT_DSPARK, AFF_DRAFT_MTP1 }
 aff_draft_kind aff__net_draft(const aff_net *n);
 int aff__net_stages(const aff_net *n); /* draft stages loaded: 0 without a draft */
 aff_numerics aff__net_numerics(const aff_net *n);
+aff_net_sizes aff__net_sizes(const aff_net *n);
+/* The store of the trunk's or the draft's experts; NULL: there is none. */
+struct aff_experts *aff__net_experts(const aff_net *n, bool draft);
+/* Bounds the copies of row-major experts, trunk and draft together (experts/store.h). */
+void aff__net_limit_copies(const aff_net *n, uint64_t bytes);
 /* A hash that tells networks apart: configuration, layers and draft in force, and samples from the ends of every dense tensor and
  * of three experts a layer (not the whole file: hashing 100 GB at every start would cost minutes). */
 void aff__net_identity(const aff_net *n, uint64_t id[2]);

@@ -45,6 +45,8 @@ struct aff_net {
     aff_weight e_proj, h_proj;                   /* MTP-1: [H,H] */
     const float *enorm, *hnorm;
 
+    bool outline, binding_draft;
+    aff_net_sizes sizes;
     aff_ckpt *ckpt;
     aff_container *main, *companion;
     void **owned; /* converted copies, freed at close */

@@ -3,6 +3,7 @@
 #include "base/mem.h"
 #include "model/runner.h"
 #include <stdlib.h>
+#include <string.h>
 
 /* Changes a const pointer of any type. */
 static aff_status array(aff_runner *r, void *pointer, uint64_t bytes, aff_error *err)
@@ -16,10 +17,25 @@ static aff_status floats(aff_runner *r, const float **p, int64_t n, aff_error *e
     return array(r, p, (uint64_t)n * sizeof(float), err);
 }
 
+/* Device kernels take FP8 weights to be finite: eight codes at a time, 0x7f or 0xff is one whose low seven bits overflow. */
+static aff_status finite(const aff_weight *w, uint64_t n, aff_error *err)
+{
+    const uint8_t *b = w->data;
+    for (uint64_t i = 0, v; i < n; i += 8) {
+        v = 0;
+        memcpy(&v, b + i, n - i < 8 ? (size_t)(n - i) : 8);
+        if (((v & 0x7f7f7f7f7f7f7f7full) + 0x0101010101010101ull) & 0x8080808080808080ull)
+            return aff__fail(err, AFF_E_FORMAT, "FP8 matrix of %d x %d: NaN in row %llu, expected numbers: the file is damaged (aff-info --verify says where)", w->rows,
+                             w->cols, (unsigned long long)(i / (uint64_t)w->cols));
+    }
+    return AFF_OK;
+}
+
 static aff_status weight(aff_runner *r, aff_weight *w, aff_error *err)
 {
     const uint64_t rows = (uint64_t)w->rows, cols = (uint64_t)w->cols, tile = w->dtype == AFF_FP8 ? 128 : 32;
     const uint64_t size = w->dtype == AFF_F32 ? 4 : w->dtype == AFF_BF16 ? 2 : 1;
+    if (w->data && (w->dtype == AFF_FP8 || w->dtype == AFF_FP8_32)) AFF_TRY(finite(w, rows * cols, err));
     AFF_TRY(array(r, &w->data, rows * cols * size, err));
     return array(r, &w->scale, (rows + tile - 1) / tile * ((cols + tile - 1) / tile), err);
 }
@@ -84,9 +100,11 @@ static aff_status place_experts(aff_runner *r, aff_experts *store, int layers, a
     for (int i = 0; st == AFF_OK && i < layers * experts; i++) {
         aff_expert *e = &table[i];
         st = aff__experts_get(store, i / experts, i % experts, e, err);
+        const bool held = st == AFF_OK;
         if (st == AFF_OK) st = matrix(r, &e->gate, s.dtype, s.inter, s.hidden, err);
         if (st == AFF_OK) st = matrix(r, &e->up, s.dtype, s.inter, s.hidden, err);
         if (st == AFF_OK) st = matrix(r, &e->down, s.dtype, s.hidden, s.inter, err);
+        if (held) aff__experts_put(store, i / experts, i % experts);
     }
     const void *p = table;
     if (st == AFF_OK) st = r->b->place(r->b, &p, n * sizeof *table, "expert table", err);

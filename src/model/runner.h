@@ -51,6 +51,8 @@ struct aff_runner {
     aff_watch_fn watch; /* with h; else NULL */
     void *watch_ctx;
     float *h; /* [Q*K][I] what the experts' down multiplies, for watch; the watcher's */
+    aff_route_fn on_route;
+    void *route_ctx;
     bool streams; /* X holds the last layer's output of the last pass's rows */
 };
 
@@ -75,6 +77,8 @@ aff_status aff__block(aff_runner *r, const aff_block *b, aff_experts *experts, i
 /* Empties the pass; then adds n rows of a sequence at positions pos0... */
 void aff__rows_begin(aff_runner *r, aff_trace_fn trace, void *trace_ctx);
 void aff__rows_add(aff_runner *r, aff_seq *seq, const int32_t *ids, int n, int64_t pos0);
+typedef enum aff_pass_kind { AFF_PASS_ROWS_FEW, AFF_PASS_DRAFT } aff_pass_kind;
+uint64_t aff__pass_key(aff_pass_kind kind, int n);
 /* After the last row was added, and before anybody relies on results. */
 aff_status aff__rows_ready(aff_runner *r, aff_error *err);
 aff_status aff__rows_done(aff_runner *r, aff_error *err);

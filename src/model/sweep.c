@@ -151,10 +151,12 @@ static aff_status fingerprint(const aff_net *net, XXH3_state_t *h, aff_error *er
         XXH3_64bits_update(h, net->layer[l].ffn_norm, (size_t)c->hidden * sizeof(float));
         for (int k = 0; k < 2; k++) {
             aff_expert e;
-            AFF_TRY(aff__experts_get(net->experts, l, k ? c->experts - 1 : 0, &e, err));
+            const int id = k ? c->experts - 1 : 0;
+            AFF_TRY(aff__experts_get(net->experts, l, id, &e, err));
             sample_matrix(h, &e.gate, bytes);
             sample_matrix(h, &e.up, bytes);
             sample_matrix(h, &e.down, bytes);
+            aff__experts_put(net->experts, l, id);
         }
     }
     return AFF_OK;

@@ -8,6 +8,7 @@
 #include <string.h>
 
 enum { BLOCK = 16, GROUP = 64, CHOICES = 24, HEADROOM = 6, RETRIED = 4, LEAST_ROW = -126, MOST_ROW = 127 - 7 };
+enum { ROWS = AFF_FEEDBACK_ROWS };
 
 float aff__encode_weight(float importance)
 {
@@ -15,7 +16,8 @@ float aff__encode_weight(float importance)
 }
 
 struct aff_encode_space {
-    float *x, *y;  /* [cols] a row and what its codes decode to, in units of its power of two */
+    float *x, *y;  /* [ROWS][cols] rows and what their codes decode to, in units of the row's power of two */
+    float *d;      /* [cols][ROWS] x - y, for the feedback */
     float *weight; /* [cols] floored importance */
 };
 
@@ -24,8 +26,9 @@ aff_status aff__encode_space_create(aff_encode_space **out, uint64_t cols, aff_e
     aff_encode_space *s;
     *out = NULL;
     AFF_TRY(aff__calloc(&s, 1, sizeof *s, "encoder", err));
-    aff_status st = aff__calloc(&s->x, cols, sizeof(float), "encoder", err);
-    if (st == AFF_OK) st = aff__calloc(&s->y, cols, sizeof(float), "encoder", err);
+    aff_status st = aff__calloc(&s->x, cols, ROWS * sizeof(float), "encoder", err);
+    if (st == AFF_OK) st = aff__calloc(&s->y, cols, ROWS * sizeof(float), "encoder", err);
+    if (st == AFF_OK) st = aff__calloc(&s->d, cols, ROWS * sizeof(float), "encoder", err);
     if (st == AFF_OK) st = aff__calloc(&s->weight, cols, sizeof(float), "encoder", err);
     if (st == AFF_OK)
         *out = s;
@@ -39,6 +42,7 @@ void aff__encode_space_free(aff_encode_space *s)
     if (!s) return;
     free(s->x);
     free(s->y);
+    free(s->d);
     free(s->weight);
     free(s);
 }
@@ -163,6 +167,88 @@ aff_choice aff__choose(const aff_search *s, const aff_block *b, int row, const f
     return c;
 }
 
+/* ---- one block with error feedback ---- */
+
+typedef struct goal {
+    float t[BLOCK];      /* what the block aims at, without its own feedback, in units of 2^row */
+    const float *metric; /* [BLOCK] */
+    const float *panel;  /* [BLOCK][BLOCK]: the block's own rows of its panel */
+} goal;
+
+/* The nearest quads of E2M1, for the ranking. False: the block aims at zeros. */
+static bool round_goal(const goal *g, int row, aff_block *b, int *top)
+{
+    float most = 0;
+    for (int i = 0; i < BLOCK; i++) most = fabsf(g->t[i]) > most ? fabsf(g->t[i]) : most;
+    *b = (aff_block){.exponent = row};
+    if (!(most > 0)) return false;
+    const bool high = frexpf(most, top) > 7.0f / 8;
+    const int unit = *top - (high ? 2 : 3); /* the largest becomes 3.5 to 7 of it */
+    for (int i = 0; i < BLOCK; i++)
+        b->quad[i / 4] |= (uint16_t)(aff__f32_to_e2m1(ldexpf(g->t[i], -unit)) << (4 * (i & 3)));
+    b->exponent = row + unit;
+    return true;
+}
+
+/* The quad's aim once its block's earlier quads are off by d, in the choice's order and the codebook's units. */
+static void aim(const goal *g, int q, const aff_choice *c, float inverse, const float *d, float t[4], float w[4])
+{
+    for (int p = 0; p < 4; p++) {
+        const int i = 4 * q + (c->g & 2 ? p ^ 2 : p);
+        float x = g->t[i];
+        for (int j = 0; j < 4 * q; j++) x = fmaf(g->panel[j * BLOCK + i], d[j], x);
+        t[p] = x * inverse;
+        w[p] = g->metric[i];
+    }
+}
+
+/* Codes under one choice, quad after quad; false once its cost reaches *least, which it lowers otherwise. */
+static bool follow(const aff_search *s, const goal *g, aff_choice *c, float *least)
+{
+    const aff_search_table *t = &s->table[c->v];
+    const float size = ldexpf(c->g & 1 ? -1.0f : 1.0f, c->e), most = *least / (size * size);
+    float d[BLOCK], sum = 0;
+    for (int q = 0; q < 4; q++) {
+        float x[4], w[4];
+        aim(g, q, c, 1 / size, d, x, w);
+        sum += s->best(t, x, w, &c->pos[q], 1, INFINITY, &c->pos[q]);
+        if (!(sum < most)) return false;
+        for (int p = 0; p < 4; p++) {
+            const int i = 4 * q + (c->g & 2 ? p ^ 2 : p);
+            d[i] = g->t[i] - t->c[p][c->pos[q]] * size;
+        }
+    }
+    *least = sum * (size * size);
+    return true;
+}
+
+/* As aff__choose, for aims anywhere: choices are ranked by the aims' nearest E2M1 quads. */
+static aff_choice choose_aimed(const aff_search *s, const goal *g, int row)
+{
+    aff_block b;
+    aff_choice best = {0};
+    float err[CHOICES], mean[4], sizes[3], least = FLT_MAX;
+    int js[3], mid = 0;
+    const bool any = round_goal(g, row, &b, &mid);
+    const int from = mid < 2 ? 0 : mid < 8 ? mid - 1 : 6, to = !any || mid < 0 ? 0 : mid < 7 ? mid + 1 : 7;
+    const int n = (to - from + 1) * 8;
+    for (int q = 0; q < 4; q++)
+        mean[q] = ((g->metric[4 * q] + g->metric[4 * q + 1]) + g->metric[4 * q + 2]) + g->metric[4 * q + 3];
+    for (int i = 0; i <= to - from; i++) {
+        js[i] = clamp_j(b.exponent - row - from - i);
+        sizes[i] = (float)(1 << (2 * i));
+        rank_scale(s, &b, js[i], sizes[i], mean, err + 8 * i);
+    }
+    for (int k = 0; k < RETRIED && k < n; k++) {
+        int i = least_of(err, n);
+        err[i] = FLT_MAX;
+        aff_choice c = {.e = from + i / 8, .j = js[i / 8], .v = (unsigned)i / 4 & 1, .g = (unsigned)i & 3};
+        nearest_codes(s, &b, &c);
+        if (follow(s, g, &c, &least)) best = c;
+    }
+    return best;
+}
+
 /* ---- rows ---- */
 
 void aff__mxfp4_block(const aff_mxfp4 *src, uint64_t row, uint64_t block, aff_block *b)
@@ -193,16 +279,18 @@ static void put_le(uint8_t *p, uint64_t v, int n)
     for (int i = 0; i < n; i++) p[i] = (uint8_t)(v >> (8 * i));
 }
 
-/* The block's weights and what its codes give, in units of 2^row. */
-static void decode_choice(const aff_search *s, const aff_block *b, const aff_choice *c, int row, float *x, float *y)
+/* The block's weights, and what codes give, in units of 2^row. */
+static void block_weights(const aff_block *b, int row, float *x)
+{
+    float unit = ldexpf(1.0f, b->exponent - row);
+    for (int i = 0; i < BLOCK; i++) x[i] = aff__e2m1_table[b->quad[i / 4] >> (4 * (i & 3)) & 15] * unit;
+}
+
+static void block_decode(const aff_search *s, const aff_choice *c, float *y)
 {
     const aff_search_table *t = &s->table[c->v];
-    float unit = ldexpf(1.0f, b->exponent - row), size = (float)(1 << c->e) * (c->g & 1 ? -1.0f : 1.0f);
-    for (int i = 0; i < BLOCK; i++) {
-        int p = (c->g & 2 ? i ^ 2 : i) & 3;
-        x[i] = aff__e2m1_table[b->quad[i / 4] >> (4 * (i & 3)) & 15] * unit;
-        y[i] = t->c[p][c->pos[i / 4]] * size;
-    }
+    float size = (float)(1 << c->e) * (c->g & 1 ? -1.0f : 1.0f);
+    for (int i = 0; i < BLOCK; i++) y[i] = t->c[(c->g & 2 ? i ^ 2 : i) & 3][c->pos[i / 4]] * size;
 }
 
 /* Eight sums side by side, so that compilers may use vectors without changing the result. */
@@ -260,44 +348,93 @@ static void add_error(const float *x, const float *y, const float *weight, uint6
     e->max = most > e->max ? most : e->max;
 }
 
-static void encode_row(const aff_search *s, aff_encode_space *sp, const aff_matdesc *m, const aff_mxfp4 *src,
-                       uint64_t r, int row, const float *weight, uint8_t *record)
+/* Rows r0 .. r0 + n - 1, which go through the columns together. */
+typedef struct rows {
+    const aff_search *s;
+    aff_encode_space *sp;
+    const aff_matdesc *m;
+    const aff_mxfp4 *src;
+    const float *weight; /* NULL, or the space's */
+    const aff_feedback *f;
+    uint8_t *record;
+    uint64_t r0, n;
+    int row[ROWS]; /* exponents of their scales; INT_MIN: zeros */
+} rows;
+
+static void put_choice(const rows *g, uint64_t r, uint64_t block, const aff_choice *c)
 {
-    for (uint64_t g = 0; g < m->cols / GROUP; g++) {
-        uint32_t fields = 0;
-        uint8_t *codes = record + aff__group_codes_at(m, r, g);
-        for (uint64_t k = 0; k < GROUP / BLOCK; k++) {
-            uint64_t c0 = g * GROUP + k * BLOCK, bits = 0;
-            aff_block b;
-            aff__mxfp4_block(src, r, c0 / BLOCK, &b);
-            aff_choice c = aff__choose(s, &b, row, weight ? sp->weight + c0 : NULL);
-            for (int q = 0; q < 4; q++) bits |= (uint64_t)s->table[c.v].id[c.pos[q]] << (10 * q);
-            put_le(codes + k * 5, bits, 5);
-            fields |= ((uint32_t)c.e | c.g << 3 | c.v << 5) << (6 * k);
-            decode_choice(s, &b, &c, row, sp->x + c0, sp->y + c0);
-        }
-        put_le(record + aff__group_fields_at(m, r, g), fields, 3);
+    const uint64_t group = block / 4, k = block % 4;
+    uint8_t *field = g->record + aff__group_fields_at(g->m, g->r0 + r, group);
+    uint32_t fields = ((uint32_t)c->e | c->g << 3 | c->v << 5) << (6 * k);
+    uint64_t bits = 0;
+    for (int q = 0; q < 4; q++) bits |= (uint64_t)g->s->table[c->v].id[c->pos[q]] << (10 * q);
+    put_le(g->record + aff__group_codes_at(g->m, g->r0 + r, group) + k * 5, bits, 5);
+    if (k) fields |= (uint32_t)field[0] | (uint32_t)field[1] << 8 | (uint32_t)field[2] << 16;
+    put_le(field, fields, 3);
+}
+
+static void encode_block(const rows *g, uint64_t r, uint64_t block, const float *pulled)
+{
+    const uint64_t c0 = block * BLOCK;
+    float *x = g->sp->x + r * g->m->cols + c0, *y = g->sp->y + r * g->m->cols + c0;
+    aff_block b;
+    aff_choice c;
+    aff__mxfp4_block(g->src, g->r0 + r, block, &b);
+    block_weights(&b, g->row[r], x);
+    if (g->f) {
+        goal aimed = {.metric = g->f->metric + c0, .panel = aff__feedback_panel(g->f, block) + c0 * BLOCK};
+        for (int i = 0; i < BLOCK; i++) aimed.t[i] = x[i] + pulled[i];
+        c = choose_aimed(g->s, &aimed, g->row[r]);
+    } else {
+        c = aff__choose(g->s, &b, g->row[r], g->weight ? g->weight + c0 : NULL);
+    }
+    block_decode(g->s, &c, y);
+    put_choice(g, r, block, &c);
+    for (uint64_t i = 0; i < BLOCK && g->f; i++) g->sp->d[(c0 + i) * ROWS + r] = x[i] - y[i];
+}
+
+static void zero_row(const rows *g, uint64_t r)
+{
+    for (uint64_t k = 0; k < g->m->cols / GROUP; k++) {
+        memset(g->record + aff__group_codes_at(g->m, g->r0 + r, k), 0, 20);
+        memset(g->record + aff__group_fields_at(g->m, g->r0 + r, k), 0, 3);
+    }
+    for (uint64_t c = 0; c < g->m->cols; c++) g->sp->d[c * ROWS + r] = 0;
+}
+
+static void encode_rows(rows *g)
+{
+    float pulled[ROWS * BLOCK];
+    for (uint64_t r = 0; r < g->n; r++) {
+        g->row[r] = row_exponent(g->src, g->r0 + r);
+        if (g->row[r] == INT_MIN) zero_row(g, r);
+    }
+    for (uint64_t k = 0; k < g->m->cols / BLOCK; k++) {
+        if (g->f) g->f->pull(aff__feedback_panel(g->f, k), g->sp->d, k * BLOCK, g->n, pulled);
+        for (uint64_t r = 0; r < g->n; r++)
+            if (g->row[r] != INT_MIN) encode_block(g, r, k, pulled + r * BLOCK);
     }
 }
 
-void aff__encode_matrix(const aff_search *s, aff_encode_space *sp, const aff_matdesc *m, const aff_mxfp4 *src,
-                        const float *weight, uint8_t *record, aff_qerror *e)
+static uint16_t finish_row(const rows *g, uint64_t r, const float *weight, aff_qerror *e)
 {
+    const float *x = g->sp->x + r * g->m->cols, *y = g->sp->y + r * g->m->cols;
+    if (g->row[r] == INT_MIN) return 0;
+    float unit = ldexpf(1.0f, g->row[r]);
+    uint16_t scale = g->f ? aff__f32_to_bf16(unit) : fit_row_scale(x, y, g->weight, g->m->cols, g->row[r]);
+    add_error(x, y, weight, g->m->cols, unit, (double)aff__bf16_to_f32(scale) / (double)unit, e);
+    return scale;
+}
+
+void aff__encode_matrix(const aff_search *s, aff_encode_space *sp, const aff_matdesc *m, const aff_mxfp4 *src,
+                        const float *weight, const aff_feedback *f, uint8_t *record, aff_qerror *e)
+{
+    rows g = {.s = s, .sp = sp, .m = m, .src = src, .weight = weight ? sp->weight : NULL, .f = f, .record = record};
     for (uint64_t c = 0; c < m->cols && weight; c++) sp->weight[c] = aff__encode_weight(weight[c]);
-    for (uint64_t r = 0; r < m->rows; r++) {
-        int row = row_exponent(src, r);
-        uint16_t scale = 0;
-        if (row == INT_MIN) {
-            for (uint64_t g = 0; g < m->cols / GROUP; g++) {
-                memset(record + aff__group_codes_at(m, r, g), 0, 20);
-                memset(record + aff__group_fields_at(m, r, g), 0, 3);
-            }
-        } else {
-            encode_row(s, sp, m, src, r, row, weight, record);
-            scale = fit_row_scale(sp->x, sp->y, weight ? sp->weight : NULL, m->cols, row);
-            float unit = ldexpf(1.0f, row);
-            add_error(sp->x, sp->y, weight, m->cols, unit, (double)aff__bf16_to_f32(scale) / (double)unit, e);
-        }
-        put_le(record + m->rscale_off + r * 2, scale, 2);
+    for (g.r0 = 0; g.r0 < m->rows; g.r0 += ROWS) {
+        g.n = m->rows - g.r0 < ROWS ? m->rows - g.r0 : ROWS;
+        encode_rows(&g);
+        for (uint64_t r = 0; r < g.n; r++)
+            put_le(record + m->rscale_off + (g.r0 + r) * 2, finish_row(&g, r, weight, e), 2);
     }
 }

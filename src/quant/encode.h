@@ -4,11 +4,14 @@
  * Without importance each is judged by its exact error. With it the choices are ranked by the errors of the unweighted
  * nearest entries, and for the first few the codes are searched anew under the columns' weights. Row scales are powers
  * of two while codes are chosen, which keeps the grid of the source; at the end each row's scale moves to its
- * least-squares value if that lowers the row's error. The bytes are a function of source, weights and codebook alone.
+ * least-squares value if that lowers the row's error. With second moments of the inputs (feedback.h) every quad aims at
+ * its weights plus what earlier columns left, and row scales stay powers of two. The bytes are a function of source,
+ * weights or moments, and codebook alone.
  */
 #ifndef AFF_QUANT_ENCODE_H
 #define AFF_QUANT_ENCODE_H
 #include "quant/expert.h"
+#include "quant/feedback.h"
 #include "quant/search.h"
 
 typedef struct aff_encode_space aff_encode_space; /* what one thread needs, for matrices of up to `cols` columns */
@@ -16,9 +19,9 @@ aff_status aff__encode_space_create(aff_encode_space **out, uint64_t cols, aff_e
 void aff__encode_space_free(aff_encode_space *s);
 
 /* Encodes src (scales at most 252, see aff__mxfp4_check) into the planes of m in `record` and adds the error to e.
- * weight [cols], each >= 0 and finite, or NULL. */
+ * weight [cols], each >= 0 and finite, or NULL. With f, the factors of m's columns, it only weighs the error in e. */
 void aff__encode_matrix(const aff_search *s, aff_encode_space *space, const aff_matdesc *m, const aff_mxfp4 *src,
-                        const float *weight, uint8_t *record, aff_qerror *e);
+                        const float *weight, const aff_feedback *f, uint8_t *record, aff_qerror *e);
 
 /* ---- for the fit ---- */
 

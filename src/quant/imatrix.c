@@ -27,9 +27,10 @@ struct aff_imatrix {
     aff_gguf *gguf;
     aff_im_shape shape;
     aff_im_info info;
-    entry *entries;       /* [layers][PARTS] */
-    unsigned char *empty; /* [layers][experts] bit per part: no statistics */
-    float *profile;       /* [layers][experts] */
+    entry *entries;          /* [layers][PARTS] */
+    const uint8_t **moments; /* [layers][2], gate and up, down; NULL: none */
+    unsigned char *empty;    /* [layers][experts] bit per part: no statistics */
+    float *profile;          /* [layers][experts] */
 };
 
 static float f32_at(const uint8_t *p, uint64_t i)
@@ -204,9 +205,51 @@ static aff_status gguf_entry(aff_imatrix *m, const aff_gguf_tensor *sums, size_t
                &(entry){.sums = sums->data, .counts = counts->data, .n_counts = n_counts}, nval, err);
 }
 
+static uint64_t triangle(uint64_t n)
+{
+    return n * (n + 1) / 2;
+}
+
+/* Upper triangles row by row: one for gate and up, one an expert for down. */
+static aff_status check_moments(const named *n, const uint8_t *p, uint64_t cols, uint64_t count, aff_error *err)
+{
+    for (uint64_t x = 0; x < count; x++)
+        for (uint64_t i = 0; i < cols; i++)
+            for (uint64_t j = i; j < cols; j++, p += 4) {
+                const float f = f32_at(p, 0);
+                if (!isfinite(f) || (i == j && f < 0))
+                    return bad(n, err,
+                               "in_cov: matrix %" PRIu64 ", row %" PRIu64 ", column %" PRIu64
+                               ": expected a finite moment, got %g",
+                               x, i, j, (double)f);
+            }
+    return AFF_OK;
+}
+
+static aff_status moments_entry(aff_imatrix *m, const aff_gguf_tensor *t, size_t len, uint64_t layer, unsigned parts,
+                                aff_error *err)
+{
+    const named n = {m, t->name, len};
+    const bool down = parts == 4;
+    const uint64_t cols = columns(&m->shape, down ? AFF_IM_DOWN : AFF_IM_GATE), count = down ? m->shape.experts : 1;
+    if (parts != 1 && !down) return bad(&n, err, "in_cov: expected that of ffn_gate_exps or ffn_down_exps");
+    if (layer >= m->shape.layers)
+        return bad(&n, err, "in_cov: the model has layers 0 to %u: this is the imatrix of another model",
+                   m->shape.layers - 1);
+    AFF_TRY(float_tensor(m, t, err));
+    if (t->dims[0] != triangle(cols) || t->dims[1] != count || t->size != triangle(cols) * count * 4)
+        return bad(&n, err,
+                   "in_cov: expected %" PRIu64 " x %" PRIu64 " values, got %" PRIu64 " x %" PRIu64
+                   ": this is the imatrix of another model",
+                   triangle(cols), count, t->dims[0], t->dims[1]);
+    AFF_TRY(check_moments(&n, t->data, cols, count, err));
+    m->moments[2 * layer + down] = t->data;
+    return AFF_OK;
+}
+
 static aff_status read_gguf(aff_imatrix *m, const uint8_t *data, uint64_t size, aff_error *err)
 {
-    static const char sum_tail[] = ".in_sum2", count_tail[] = ".counts";
+    static const char sum_tail[] = ".in_sum2", count_tail[] = ".counts", moment_tail[] = ".in_cov";
     AFF_TRY(aff__gguf_open_memory(&m->gguf, data, (size_t)size, m->path, err));
     for (uint64_t i = 0; i < aff__gguf_tensors(m->gguf); i++) {
         const aff_gguf_tensor *t = aff__gguf_tensor(m->gguf, i);
@@ -216,6 +259,8 @@ static aff_status read_gguf(aff_imatrix *m, const uint8_t *data, uint64_t size, 
         char name[128];
         const bool is_sum = ends_with(t->name, n, sum_tail), is_count = ends_with(t->name, n, count_tail);
         const size_t len = n - (is_sum ? sizeof sum_tail - 1 : is_count ? sizeof count_tail - 1 : 0);
+        if (ends_with(t->name, n, moment_tail) && parse_name(t->name, n - (sizeof moment_tail - 1), &layer, &parts))
+            AFF_TRY(moments_entry(m, t, n - (sizeof moment_tail - 1), layer, parts, err));
         if ((!is_sum && !is_count) || !parse_name(t->name, len, &layer, &parts)) continue;
         snprintf(name, sizeof name, "%.*s.in_sum2", (int)len, t->name);
         if (is_sum)
@@ -289,6 +334,10 @@ static void summarise(aff_imatrix *m)
 {
     const uint64_t E = m->shape.experts;
     for (uint64_t i = 0; i < (uint64_t)m->shape.layers * PARTS; i++) m->info.present += m->entries[i].sums != NULL;
+    for (uint64_t l = 0; l < m->shape.layers; l++) {
+        m->info.moments_down += m->moments[2 * l + 1] != NULL;
+        m->info.moments += (m->moments[2 * l] != NULL) + (m->moments[2 * l + 1] != NULL);
+    }
     m->info.missing = (uint64_t)m->shape.layers * PARTS - m->info.present;
     for (uint64_t i = 0; i < m->shape.layers * E; i++) m->info.unseen += m->empty[i] != 0;
 }
@@ -297,6 +346,7 @@ static aff_status load(aff_imatrix *m, const uint8_t *data, uint64_t size, aff_e
 {
     const uint64_t pairs = (uint64_t)m->shape.layers * m->shape.experts;
     AFF_TRY(aff__calloc(&m->entries, (uint64_t)m->shape.layers * PARTS, sizeof *m->entries, "imatrix", err));
+    AFF_TRY(aff__calloc(&m->moments, m->shape.layers, 2 * sizeof *m->moments, "imatrix", err));
     AFF_TRY(aff__calloc(&m->empty, pairs, 1, "imatrix", err));
     AFF_TRY(aff__calloc(&m->profile, pairs, sizeof *m->profile, "imatrix", err));
     m->info.has_counts = true;
@@ -355,6 +405,7 @@ void aff__imatrix_close(aff_imatrix *m)
     aff__gguf_close(m->gguf);
     aff__map_close(&m->map);
     free(m->entries);
+    free((void *)m->moments);
     free(m->empty);
     free(m->profile);
     free(m->path);
@@ -391,4 +442,15 @@ bool aff__imatrix_weights(const aff_imatrix *m, uint32_t layer, uint32_t expert,
     const float scale = (float)(1 / (sum / (double)cols));
     for (uint64_t j = 0; j < cols; j++) out[j] *= scale;
     return true;
+}
+
+const uint8_t *aff__imatrix_moments(const aff_imatrix *m, uint32_t layer, uint32_t expert, aff_im_part part)
+{
+    const bool down = part == AFF_IM_DOWN;
+    const uint64_t cols = columns(&m->shape, part), at = down ? (uint64_t)expert * triangle(cols) * 4 : 0;
+    const uint8_t *p = layer < m->shape.layers && expert < m->shape.experts ? m->moments[2 * layer + down] : NULL;
+    if (!p) return NULL;
+    for (uint64_t i = 0, on = 0; i < cols; on += cols - i, i++)
+        if (f32_at(p + at, on) > 0) return p + at;
+    return NULL; /* an expert that was never used: zeros */
 }

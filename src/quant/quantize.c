@@ -343,6 +343,9 @@ static aff_status open_imatrix(aff_qjob *j, aff_error *err)
                " experts never seen (weight 1)%s",
                j->o->imatrix, i->hash, i->present, i->present + i->missing, i->unseen,
                i->has_counts ? "" : "; without counts, so there will be no profile");
+    if (i->moments && !j->o->compat)
+        aff__q_say(j, "imatrix: second moments for gate and up of %" PRIu64 " and down of %" PRIu64
+                   " layers: error feedback", i->moments - i->moments_down, i->moments_down);
     return AFF_OK;
 }
 
@@ -425,6 +428,7 @@ aff_status aff__quantize(const aff_quantize_options *o, aff_error *err)
     aff__cwriter_abort(j->w);
     aff__cb_index_free(j->index);
     aff__search_free(j->search);
+    aff__feedback_free(j->feedback);
     aff__imatrix_close(j->imatrix);
     aff__pool_free(j->pool);
     aff__qplan_free(&j->plan);

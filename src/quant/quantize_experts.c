@@ -25,6 +25,11 @@ const float *aff__q_weights(const aff_qjob *j, uint32_t layer, uint32_t expert, 
     return out;
 }
 
+bool aff__q_fed_back(const aff_qjob *j, uint32_t layer, uint32_t expert, int part)
+{
+    return j->imatrix && !j->o->compat && aff__imatrix_moments(j->imatrix, layer, expert, (aff_im_part)part);
+}
+
 void aff__q_spaces_free(const aff_qjob *j, aff_qspace *s)
 {
     for (int t = 0; s && t < aff__pool_threads(j->pool); t++) {
@@ -32,8 +37,29 @@ void aff__q_spaces_free(const aff_qjob *j, aff_qspace *s)
         free(s[t].weight);
         free(s[t].record);
         aff__encode_space_free(s[t].encode);
+        aff__feedback_free(s[t].down);
     }
     free(s);
+}
+
+static bool has_moments(const aff_qjob *j, aff_im_part part)
+{
+    for (uint32_t l = 0; l < j->plan.layers; l++)
+        for (uint32_t e = 0; e < (uint32_t)j->plan.experts; e++)
+            if (aff__q_fed_back(j, l, e, (int)part)) return true;
+    return false;
+}
+
+/* The factors of gate and up, which all experts of the layer share. */
+static aff_status prepare_layer(aff_qjob *j, uint32_t layer, aff_error *err)
+{
+    aff_error why = {0};
+    j->has_feedback = aff__q_fed_back(j, layer, 0, AFF_IM_GATE);
+    if (!j->has_feedback) return AFF_OK;
+    if (!j->feedback) AFF_TRY(aff__feedback_create(&j->feedback, (uint64_t)j->plan.hidden, err));
+    const uint8_t *moments = aff__imatrix_moments(j->imatrix, layer, 0, AFF_IM_GATE);
+    const aff_status st = aff__feedback_factor(j->feedback, (uint64_t)j->plan.hidden, moments, j->pool, &why);
+    return st == AFF_OK ? st : aff__fail(err, st, "%s: layer %u: gate: %s", j->o->imatrix, layer, why.msg);
 }
 
 aff_status aff__q_spaces(const aff_qjob *j, uint64_t stride, aff_qspace **out, aff_error *err)
@@ -50,6 +76,7 @@ aff_status aff__q_spaces(const aff_qjob *j, uint64_t stride, aff_qspace **out, a
         if (st == AFF_OK) st = aff__calloc(&s[t].weight, cols, sizeof(float), "worker space", err);
         if (st == AFF_OK) st = aff__calloc(&s[t].record, stride, 1, "expert record", err);
         if (st == AFF_OK) st = aff__encode_space_create(&s[t].encode, cols, err);
+        if (st == AFF_OK && has_moments(j, AFF_IM_DOWN)) st = aff__feedback_create(&s[t].down, inter, err);
     }
     if (st == AFF_OK)
         *out = s;
@@ -58,20 +85,43 @@ aff_status aff__q_spaces(const aff_qjob *j, uint64_t stride, aff_qspace **out, a
     return st;
 }
 
-static aff_status encode_matrix(const aff_qjob *j, const aff_matdesc *m, const aff_mxfp4 *src, const float *weight,
-                                aff_qspace *s, aff_qerror *e, aff_error *err)
+/* One matrix of an expert. */
+typedef struct piece {
+    uint32_t layer, expert;
+    int part;
+    const aff_matdesc *m;
+    aff_mxfp4 src;
+    const float *weight;
+} piece;
+
+static aff_status feedback_of(const aff_qjob *j, const piece *p, aff_qspace *s, const aff_feedback **f, aff_error *err)
+{
+    *f = NULL;
+    if (p->part != AFF_IM_DOWN) {
+        *f = j->has_feedback ? j->feedback : NULL;
+        return AFF_OK;
+    }
+    if (!aff__q_fed_back(j, p->layer, p->expert, AFF_IM_DOWN)) return AFF_OK;
+    *f = s->down;
+    return aff__feedback_factor(s->down, p->m->cols, aff__imatrix_moments(j->imatrix, p->layer, p->expert, AFF_IM_DOWN),
+                                NULL, err);
+}
+
+static aff_status encode_piece(const aff_qjob *j, const piece *p, aff_qspace *s, aff_qerror *e, aff_error *err)
 {
     if (j->o->compat) {
-        AFF_TRY(aff__mxfp4_decode(src, s->scratch, err));
-        aff__expert_matrix_encode(j->index, m, s->scratch, weight, s->record);
-        return aff__expert_matrix_error(m, s->record, j->codebook, s->scratch, weight, e);
+        AFF_TRY(aff__mxfp4_decode(&p->src, s->scratch, err));
+        aff__expert_matrix_encode(j->index, p->m, s->scratch, p->weight, s->record);
+        return aff__expert_matrix_error(p->m, s->record, j->codebook, s->scratch, p->weight, e);
     }
-    AFF_TRY(aff__mxfp4_check(src, err));
-    if (m->quant == AFF_MXFP4) {
-        memcpy(s->record + m->data_off, src->codes, m->data_size);
-        memcpy(s->record + m->scale_off, src->scales, m->scale_size);
+    AFF_TRY(aff__mxfp4_check(&p->src, err));
+    if (p->m->quant == AFF_MXFP4) {
+        memcpy(s->record + p->m->data_off, p->src.codes, p->m->data_size);
+        memcpy(s->record + p->m->scale_off, p->src.scales, p->m->scale_size);
     } else {
-        aff__encode_matrix(j->search, s->encode, m, src, weight, s->record, e);
+        const aff_feedback *f;
+        AFF_TRY(feedback_of(j, p, s, &f, err));
+        aff__encode_matrix(j->search, s->encode, p->m, &p->src, p->weight, f, s->record, e);
     }
     return AFF_OK;
 }
@@ -85,8 +135,9 @@ aff_status aff__q_encode(const aff_qjob *j, const aff_clayer *layout, uint32_t l
     *e = (aff_qerror){0};
     for (int i = 0; i < 3; i++) {
         aff_error why = {0};
-        aff_mxfp4 src = aff__q_matrix(j, &m[i], i);
-        aff_status st = encode_matrix(j, d[i], &src, aff__q_weights(j, layer, expert, i, s->weight), s, e, &why);
+        const piece p = {
+            layer, expert, i, d[i], aff__q_matrix(j, &m[i], i), aff__q_weights(j, layer, expert, i, s->weight)};
+        aff_status st = encode_piece(j, &p, s, e, &why);
         if (st != AFF_OK)
             return aff__fail(err, st, "%s: layer %u expert %u: %s: %s",
                              aff__ckpt_shard_path(j->plan.ckpt, m[i].weight->shard), layer, expert, names[i], why.msg);
@@ -188,7 +239,12 @@ aff_status aff__q_experts(aff_qjob *j, aff_error *err)
     for (uint32_t l = 0; l < j->plan.layers && st == AFF_OK; l++) {
         r.layer = l;
         r.layout = aff__cwriter_layer_layout(j->w, l);
-        st = j->o->experts_from ? aff__q_blob_layer(j, l, err) : run_layer(&r, encode_task, err);
+        if (j->o->experts_from) {
+            st = aff__q_blob_layer(j, l, err);
+        } else {
+            st = prepare_layer(j, l, err);
+            if (st == AFF_OK) st = run_layer(&r, encode_task, err);
+        }
     }
     aff__q_spaces_free(j, r.space);
     return st;
@@ -353,6 +409,7 @@ aff_status aff__q_blobs_write(aff_qjob *j, aff_error *err)
         r.layer = l;
         st = blob_path(j, j->o->experts_dir, l, path, err);
         if (st == AFF_OK) st = blob_exists(j, path, l, &there, err);
+        if (st == AFF_OK && !there) st = prepare_layer(j, l, err);
         if (st == AFF_OK && !there) st = write_blob(&r, path, err);
         if (st == AFF_OK) aff__q_say(j, "%s: %s", path, there ? "is there already" : "written");
     }

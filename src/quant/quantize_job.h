@@ -22,6 +22,8 @@ typedef struct aff_qjob {
     aff_search *search;        /* otherwise */
     aff_imatrix *imatrix;      /* NULL: unweighted */
     uint64_t imatrix_size;     /* bytes of its file */
+    aff_feedback *feedback;    /* of gate and up of the layer at work; NULL: their imatrix has no moments */
+    bool has_feedback;         /* it holds this layer's */
     uint64_t checkpoint_hash;
     aff_qerror *errors;   /* [layers][experts] */
     pthread_mutex_t lock; /* guards the next three and the progress callback */
@@ -45,6 +47,9 @@ aff_mxfp4 aff__q_matrix(const aff_qjob *j, const aff_qmatrix *m, int part);
 /* Column weights of one matrix into out [cols]; NULL if there are none. */
 const float *aff__q_weights(const aff_qjob *j, uint32_t layer, uint32_t expert, int part, float *out);
 
+/* Whether error feedback encodes the matrix; its column weights then only weigh the reported error. */
+bool aff__q_fed_back(const aff_qjob *j, uint32_t layer, uint32_t expert, int part);
+
 /* Fits or reads the codebook and makes what searching it needs. */
 aff_status aff__q_codebook(aff_qjob *j, aff_error *err);
 /* The raw form of container 12, under its own name when complete. */
@@ -60,6 +65,7 @@ typedef struct aff_qspace {
     float *weight;  /* [max(inter, hidden)] */
     uint8_t *record;
     aff_encode_space *encode;
+    aff_feedback *down; /* NULL: the imatrix has no moments for down */
 } aff_qspace;
 aff_status aff__q_spaces(const aff_qjob *j, uint64_t stride, aff_qspace **out, aff_error *err); /* one a thread */
 void aff__q_spaces_free(const aff_qjob *j, aff_qspace *s);

@@ -206,7 +206,9 @@ aff_status aff__ask_render(const aff_ask *a, aff_chat_format format, aff_chat_pr
                                 .tools = a->tools,
                                 .effort = a->effort,
                                 .thinking = a->thinking,
-                                .continue_final = a->continue_final};
+                                .continue_final = a->continue_final,
+                                .replay = a->replay,
+                                .replay_ctx = a->replay_ctx};
     return aff__chat_render(out, &r, err);
 }
 

@@ -20,6 +20,8 @@ typedef struct aff_ask {
     json_t *messages, *tools; /* in the form of chat completions; tools NULL: none */
     json_t *effort;
     bool thinking, continue_final;
+    aff_chat_replay_fn replay; /* for aff__ask_render, set by its caller: what the model wrote; NULL: not asked */
+    void *replay_ctx;
     const char *prompt; /* completions: text[0..n_prompt), or ids */
     size_t n_prompt;
     int32_t *ids;

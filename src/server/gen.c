@@ -79,6 +79,7 @@ static void free_choice(aff_choice *c)
     aff__buf_free(&c->text);
     aff__buf_free(&c->reasoning);
     aff__buf_free(&c->held);
+    aff__ids_free(&c->ids);
     aff__buf_free(&c->probs.b);
     aff__buf_free(&c->reasoning_probs.b);
     aff__buf_free(&c->pending.b);
@@ -320,6 +321,7 @@ static aff_status take_token(aff_choice *c, const aff_token *t, aff_error *err)
     c->tokens++;
     if (reasoning) c->reasoning_tokens++;
     if (t->id == (int32_t)g->sv->cfg->eos) return AFF_OK;
+    if (c->parser) AFF_TRY(aff__ids_push(&c->ids, (uint32_t)t->id, err));
     if (g->ask.logprobs) keep_probs(c, t);
     if (g->ask.dialect == AFF_COMPLETIONS)
         return aff__tokenizer_is_special(g->sv->tok, (uint32_t)t->id) ? AFF_OK : raw_token(c, s, n, err);
@@ -328,12 +330,30 @@ static aff_status take_token(aff_choice *c, const aff_token *t, aff_error *err)
     return aff__parser_feed(c->parser, s, n, err);
 }
 
+/* What the client hears of while nothing else is written. */
+static void tell(aff_gen *g, int64_t done)
+{
+    char line[128];
+    int64_t tokens = 0;
+    if (!g->ask.stream) return;
+    for (int i = 0; i < g->ask.n; i++) tokens += g->choice[i].tokens;
+    if (tokens)
+        snprintf(line, sizeof line, ": %" PRId64 " tokens\n%s", tokens, g->w->heartbeat);
+    else if (g->place)
+        snprintf(line, sizeof line, ": queued, place %d\n%s", g->place, g->w->heartbeat);
+    else
+        snprintf(line, sizeof line, ": prompt, %" PRId64 " of %" PRId64 " tokens\n%s", done, g->n_prompt,
+                 g->w->heartbeat);
+    aff__x_heartbeat(g->x, line);
+}
+
 static bool on_token(void *ctx, const aff_token *t)
 {
     aff_choice *c = ctx;
     aff_gen *g = c->g;
     pthread_mutex_lock(&g->lock);
     if (!c->halted && c->status == AFF_OK) c->status = take_token(c, t, &c->err);
+    tell(g, 0);
     aff__gen_flush(g);
     const bool more = !g->abandoned && !c->halted && c->status == AFF_OK;
     pthread_mutex_unlock(&g->lock);
@@ -345,6 +365,8 @@ static bool on_progress(void *ctx, int64_t done, int64_t total)
     aff_choice *c = ctx;
     pthread_mutex_lock(&c->g->lock);
     c->prefilled = done;
+    c->g->place = 0;
+    tell(c->g, done);
     const bool more = !c->g->abandoned;
     pthread_mutex_unlock(&c->g->lock);
     return more;
@@ -373,6 +395,56 @@ static aff_finish how_it_ended(const aff_choice *c, const aff_outcome *o)
     return calls ? AFF_FIN_CALLS : AFF_FIN_STOP;
 }
 
+/* What is missing of the block of calls when the answer was stopped behind its first one. false: it is another text. */
+static bool complete_block(aff_choice *c)
+{
+    static const char close[] = "</｜DSML｜";
+    const bool v41 = c->g->sv->format == AFF_CHAT_V41;
+    const char *whole = v41 ? "</｜DSML｜ invoke>\n</｜DSML｜ calls>" : "</｜DSML｜invoke>\n</｜DSML｜tool_calls>";
+    aff_buf b = {0};
+    const char *last = NULL;
+    bool ok = true;
+    for (size_t i = 0; i < c->ids.n && ok; i++) {
+        size_t n;
+        const char *s = aff__tokenizer_bytes(c->g->sv->tok, c->ids.id[i], &n);
+        ok = aff__buf_put(&b, s, n, NULL) == AFF_OK;
+    }
+    for (const char *p = b.s; ok && p && (p = strstr(p, close)); p++) last = p;
+    const size_t have = last ? strlen(last) : 0;
+    ok = ok && have && have <= strlen(whole) && strncmp(last, whole, have) == 0 &&
+         aff__tokenizer_encode(c->g->sv->tok, whole + have, strlen(whole) - have, true, &c->ids, NULL) == AFF_OK;
+    aff__buf_free(&b);
+    return ok;
+}
+
+/* Keeps an answer that ended by itself, for when the client sends it back. */
+static void remember(aff_choice *c, const aff_outcome *o)
+{
+    const aff_gen *g = c->g;
+    aff_turn_call *call = NULL;
+    if (!c->parser || g->ask.continue_final || c->status != AFF_OK || g->abandoned || c->stopped_by || !c->ids.n)
+        return;
+    if (c->halted ? !complete_block(c) : o->stop != AFF_STOP_EOS) return;
+    if (aff__calloc(&call, c->n_calls, sizeof *call, "turn", NULL) != AFF_OK) return;
+    aff_turn t = {.thinking = g->thinking,
+                  .reasoning = c->reasoning.n ? c->reasoning.s : "",
+                  .n_reasoning = c->reasoning.n,
+                  .text = c->text.n ? c->text.s : "",
+                  .n_text = c->text.n,
+                  .call = call,
+                  .ids = c->ids.id,
+                  .n_ids = c->ids.n};
+    for (size_t i = 0; i < c->n_calls; i++) {
+        const aff_tool_call *k = &c->call[i];
+        if (k->dropped || k->open) continue;
+        const bool none = !k->arguments.n;
+        call[t.n_calls++] = (aff_turn_call){k->id,         k->name.s, none ? "{}" : k->arguments.s,
+                                            strlen(k->id), k->name.n, none ? 2 : k->arguments.n};
+    }
+    aff__replay_put(g->sv->replay, &t);
+    free(call);
+}
+
 static void count_choice(aff_serving *sv, const aff_choice *c, const aff_outcome *o)
 {
     pthread_mutex_lock(&sv->count_lock);
@@ -384,7 +456,35 @@ static void count_choice(aff_serving *sv, const aff_choice *c, const aff_outcome
     sv->count.decode_ns += o->decode_ns;
     if (c->g->abandoned) sv->count.cancelled++;
     if (c->status != AFF_OK) sv->count.failed++;
+    if (c->status == AFF_OK && !c->g->abandoned && !c->text.n && !c->n_calls) sv->count.empty++;
+    sv->at_work--;
     pthread_mutex_unlock(&sv->count_lock);
+}
+
+/* A failure of the machine, not of the request, is a fault until an answer succeeds again. */
+static void note_fault(aff_serving *sv, aff_status s, const aff_error *err)
+{
+    const bool fault =
+        s != AFF_OK && s != AFF_E_INVALID && s != AFF_E_LIMIT && s != AFF_E_NOMEM && s != AFF_E_CANCELLED;
+    if (s != AFF_OK && !fault) return;
+    pthread_mutex_lock(&sv->count_lock);
+    snprintf(sv->fault, sizeof sv->fault, "%.250s", fault ? err->msg : "");
+    pthread_mutex_unlock(&sv->count_lock);
+}
+
+/* Sequence `id` has ended: those behind it in the queue move up. */
+static void move_up(aff_serving *sv, uint64_t id)
+{
+    pthread_mutex_lock(&sv->lock);
+    for (aff_gen *g = sv->live; g; g = g->next) {
+        pthread_mutex_lock(&g->lock);
+        if (g->place && g->choice && g->choice[0].submitted && g->choice[0].id > id) {
+            g->place--;
+            tell(g, 0);
+        }
+        pthread_mutex_unlock(&g->lock);
+    }
+    pthread_mutex_unlock(&sv->lock);
 }
 
 static void all_done(aff_gen *g)
@@ -416,6 +516,9 @@ static void on_done(void *ctx, aff_status status, const aff_outcome *o, const af
 {
     aff_choice *c = ctx;
     aff_gen *g = c->g;
+    aff_serving *sv = g->sv;
+    const uint64_t id = c->id;
+    if (status != AFF_OK || o->decoded) note_fault(sv, status, err);
     pthread_mutex_lock(&g->lock);
     if (c->status == AFF_OK && status != AFF_OK) {
         c->status = status;
@@ -428,11 +531,13 @@ static void on_done(void *ctx, aff_status status, const aff_outcome *o, const af
     if (c->status == AFF_OK && o->stop == AFF_STOP_CALLER && !c->halted && !g->abandoned) {
         c->status = aff__fail(&c->err, AFF_E_CANCELLED, "the server is stopping");
     }
+    remember(c, o); /* before the client has all of it and can ask again */
     if (g->ask.stream && !g->abandoned && c->status == AFF_OK) g->w->choice_done(c);
     aff__gen_flush(g);
-    count_choice(g->sv, c, o);
+    count_choice(sv, c, o);
     if (++g->n_done == g->ask.n) all_done(g);
     release(g);
+    move_up(sv, id);
 }
 
 /* ---- the beginning ---- */
@@ -443,6 +548,11 @@ static aff_status from_u32(const aff_ids *ids, int32_t **out, int64_t *n, aff_er
     for (size_t i = 0; i < ids->n; i++) (*out)[i] = (int32_t)ids->id[i];
     *n = (int64_t)ids->n;
     return AFF_OK;
+}
+
+static bool replay(void *ctx, const json_t *message, bool thinking, aff_buf *text, aff_ids *ids)
+{
+    return aff__replay_find(ctx, message, thinking, text, ids);
 }
 
 aff_status aff__gen_prompt(const aff_serving *sv, const aff_ask *a, int32_t **ids, int64_t *n, bool *thinking,
@@ -462,7 +572,10 @@ aff_status aff__gen_prompt(const aff_serving *sv, const aff_ask *a, int32_t **id
         if (s == AFF_OK) s = aff__tokenizer_encode(sv->tok, a->prompt, a->n_prompt, true, &list, err);
     } else {
         aff_chat_prompt p = {0};
-        s = aff__ask_render(a, sv->format, &p, err);
+        aff_ask mine = *a;
+        mine.replay = replay;
+        mine.replay_ctx = sv->replay;
+        s = aff__ask_render(&mine, sv->format, &p, err);
         if (s == AFF_OK) {
             *thinking = p.thinking;
             s = aff__tokenizer_encode_segments(sv->tok, p.seg, p.n_seg, &list, err);
@@ -571,7 +684,17 @@ static aff_status submit_all(aff_gen *g, const int32_t *ids, aff_error *err)
         aff_choice *c = &g->choice[i];
         const aff_events ev = {.ctx = c, .progress = on_progress, .token = on_token, .done = on_done};
         r.sampling.choice = (uint32_t)i;
-        AFF_TRY(aff__engine_submit(g->sv->engine, &r, &ev, &c->id, err));
+        pthread_mutex_lock(&g->sv->count_lock);
+        const int before = g->sv->at_work++; /* counted first: it may end before submit returns */
+        pthread_mutex_unlock(&g->sv->count_lock);
+        const aff_status s = aff__engine_submit(g->sv->engine, &r, &ev, &c->id, err);
+        if (s != AFF_OK) {
+            pthread_mutex_lock(&g->sv->count_lock);
+            g->sv->at_work--;
+            pthread_mutex_unlock(&g->sv->count_lock);
+            return s;
+        }
+        if (i == 0) g->place = before < g->sv->slots ? 0 : before - g->sv->slots + 1;
         c->submitted = true;
         g->refs++;
     }
@@ -595,6 +718,7 @@ void aff__gen_start(aff_serving *sv, aff_exchange *x, aff_ask *ask)
 {
     static const aff_writer *const writers[] = {&aff__chat_writer, &aff__completion_writer, &aff__messages_writer,
                                                 &aff__responses_writer};
+    static const char cold[] = "thinking at a temperature below 0.8 tends to repeat itself without end";
     static const char *const prefixes[] = {"chatcmpl-", "cmpl-", "msg_", "resp_"};
     aff_error err = {0};
     aff_gen *g = NULL;
@@ -612,9 +736,10 @@ void aff__gen_start(aff_serving *sv, aff_exchange *x, aff_ask *ask)
     aff__x_ref(x);
     aff__x_release_body(x);
     if (g->ask.ignored.n) aff__x_header(x, "x-affinity-ignored", g->ask.ignored.s);
+    aff_status s = aff__gen_prompt(sv, &g->ask, &ids, &g->n_prompt, &g->thinking, &err); /* long: no lock is held */
+    if (g->thinking && g->ask.sampling.temperature < 0.8) aff__x_header(x, "x-affinity-warning", cold);
     enlist(g);
     pthread_mutex_lock(&g->lock);
-    aff_status s = aff__gen_prompt(sv, &g->ask, &ids, &g->n_prompt, &g->thinking, &err);
     if (s == AFF_E_LIMIT) s = AFF_E_INVALID; /* one of the request; that of submit_all is the queue's */
     const bool answered = s == AFF_OK && too_long(g);
     if (answered) s = AFF_E_INVALID;
@@ -628,7 +753,8 @@ void aff__gen_start(aff_serving *sv, aff_exchange *x, aff_ask *ask)
     }
     free(ids);
     if (s == AFF_OK && g->ask.stream) {
-        aff__x_begin(x, 200, "text/event-stream", g->w->heartbeat);
+        aff__x_begin(x, 200, "text/event-stream");
+        tell(g, 0);
         g->w->begin(g);
         aff__gen_flush(g);
     } else if (s != AFF_OK && !answered) {

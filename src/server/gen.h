@@ -7,6 +7,7 @@
 #include "server/ask.h"
 #include "server/http.h"
 #include "server/jout.h"
+#include "server/replay.h"
 #include "text/parse.h"
 #include <pthread.h>
 
@@ -18,6 +19,7 @@ typedef struct aff_serving {
     aff_engine *engine;
     const aff_tokenizer *tok;
     aff_chat_format format;
+    aff_replay *replay;
     const char *model; /* its name for clients */
     int64_t floor;     /* --max-tokens-floor */
     int slots;
@@ -29,9 +31,11 @@ typedef struct aff_serving {
     aff_gen *live;       /* list of all at work */
     pthread_mutex_t count_lock;
     struct {
-        uint64_t requests, refused, failed, cancelled, prompt_tokens, cached_tokens, cached_prompts, tokens, prefill_ns,
-            decode_ns;
+        uint64_t requests, refused, failed, cancelled, empty, prompt_tokens, cached_tokens, cached_prompts, tokens,
+            prefill_ns, decode_ns;
     } count;
+    int at_work;     /* sequences submitted and not done; under count_lock */
+    char fault[256]; /* why the engine cannot work, "" if it can; under count_lock */
 } aff_serving;
 
 typedef struct aff_tool_call {
@@ -51,6 +55,7 @@ typedef struct aff_choice {
     bool submitted, done, halted; /* halted: nothing that comes now is the answer's */
     aff_parser *parser;
     aff_utf8_stream utf8;
+    aff_ids ids; /* chosen, for aff_replay */
     aff_buf text, reasoning;
     aff_tool_call *call;
     size_t n_calls;
@@ -83,7 +88,7 @@ typedef enum aff_gen_kind {
 
 /* A dialect's answer. event and choice_done only when it streams. */
 typedef struct aff_writer {
-    const char *heartbeat;
+    const char *heartbeat; /* what follows the comment line that tells of progress */
     void (*begin)(aff_gen *g);
     void (*event)(aff_choice *c, aff_gen_kind kind, aff_tool_call *call, const char *s, size_t n);
     void (*choice_done)(aff_choice *c);
@@ -107,6 +112,7 @@ struct aff_gen {
     bool thinking; /* the prompt ended inside reasoning */
     aff_choice *choice;
     int n_done;
+    int place;       /* in the queue, 1: the next; 0: not in it */
     uint64_t number; /* of responses' events */
     aff_jout out;    /* scratch of the writers */
     aff_jout items;  /* responses: items that are complete */

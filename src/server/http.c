@@ -1,7 +1,7 @@
 #include "server/http.h"
 #include "base/clock.h"
 #include "base/mem.h"
-#include <arpa/inet.h>
+#include "server/listen.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <microhttpd.h>
@@ -52,7 +52,7 @@ struct aff_exchange {
     } header[MAX_HEADERS];
     int n_headers;
     char type[64];
-    const char *heartbeat;
+    char heartbeat[128];
     aff_buf out;
     size_t taken, sent; /* of out.s; in all */
     uint64_t arrived, whole_at, wrote,
@@ -274,15 +274,19 @@ void aff__x_respond(aff_exchange *x, int status, const char *type, const char *b
     unlock_and_resume(x);
 }
 
-void aff__x_begin(aff_exchange *x, int status, const char *type, const char *heartbeat)
+void aff__x_begin(aff_exchange *x, int status, const char *type)
 {
     pthread_mutex_lock(&x->lock);
-    if (!x->begun) {
-        begin(x, status, type);
-        x->heartbeat = heartbeat;
-    }
+    if (!x->begun) begin(x, status, type);
     unlock_and_resume(x);
     poke(x->h);
+}
+
+void aff__x_heartbeat(aff_exchange *x, const char *s)
+{
+    pthread_mutex_lock(&x->lock);
+    snprintf(x->heartbeat, sizeof x->heartbeat, "%s", s);
+    pthread_mutex_unlock(&x->lock);
 }
 
 bool aff__x_write(aff_exchange *x, const char *s, size_t n)
@@ -542,14 +546,14 @@ static bool examine(aff_http *h, conn *c, uint64_t now, bool hung, bool *watch)
 {
     aff_exchange *x = c->x;
     *watch = false;
-    if (!x) return late(now, c->since, h->o.header_ms) || h->draining;
+    if (!x) return late(now, c->since, h->o.header_ms) || h->dropping;
     bool drop = false, resume = false;
     pthread_mutex_lock(&x->lock);
     if (!x->whole && !x->early) {
         drop = late(now, x->arrived, h->o.body_ms);
     } else if (x->begun && x->out.n > x->taken) {
         drop = late(now, x->read_on, h->o.write_ms);
-    } else if (x->begun && !x->ended && x->heartbeat && late(now, x->wrote, h->o.heartbeat_ms)) {
+    } else if (x->begun && !x->ended && x->heartbeat[0] && late(now, x->wrote, h->o.heartbeat_ms)) {
         x->taken = x->out.n = 0;
         aff__buf_puts(&x->out, x->heartbeat, NULL);
         x->wrote = x->read_on = now;
@@ -638,40 +642,21 @@ static void *watch(void *ctx)
 
 /* ---- start and stop ---- */
 
-static aff_status address(const aff_http_options *o, struct sockaddr_storage *a, aff_error *err)
-{
-    const char *host = !o->host || strcmp(o->host, "localhost") == 0 ? "127.0.0.1" : o->host;
-    struct sockaddr_in *v4 = (struct sockaddr_in *)a;
-    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)a;
-    *a = (struct sockaddr_storage){0};
-    if (inet_pton(AF_INET, host, &v4->sin_addr) == 1) {
-        v4->sin_family = AF_INET;
-        v4->sin_port = htons((uint16_t)o->port);
-        return AFF_OK;
-    }
-    if (inet_pton(AF_INET6, host, &v6->sin6_addr) != 1)
-        return aff__fail(err, AFF_E_INVALID, "--host: expected an IPv4 or IPv6 address, got '%s'", host);
-    v6->sin6_family = AF_INET6;
-    v6->sin6_port = htons((uint16_t)o->port);
-    return AFF_OK;
-}
-
 static aff_status start_daemon(aff_http *h, aff_error *err)
 {
-    struct sockaddr_storage a;
-    AFF_TRY(address(&h->o, &a, err));
-    const unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_PEDANTIC_CHECKS |
-                           (a.ss_family == AF_INET6 ? MHD_USE_IPv6 : 0);
-    h->daemon = MHD_start_daemon(
-        flags, 0, NULL, NULL, on_request, h, MHD_OPTION_SOCK_ADDR, (struct sockaddr *)&a, MHD_OPTION_CONNECTION_LIMIT,
-        (unsigned)h->o.max_connections, MHD_OPTION_CONNECTION_MEMORY_LIMIT, h->o.max_header,
-        MHD_OPTION_NOTIFY_COMPLETED, on_completed, h, MHD_OPTION_NOTIFY_CONNECTION, on_connection, h,
-        MHD_OPTION_LISTENING_ADDRESS_REUSE, 1u, MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
-    if (!h->daemon)
-        return aff__fail_errno(err, "%s port %d: cannot listen", h->o.host ? h->o.host : "127.0.0.1", h->o.port);
-    const union MHD_DaemonInfo *info = MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_BIND_PORT);
-    h->port = info ? info->port : h->o.port;
-    return AFF_OK;
+    int fd;
+    h->port = h->o.port;
+    AFF_TRY(aff__listen(h->o.host, &h->port, h->o.socket_mode, &fd, err));
+    const unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_PEDANTIC_CHECKS;
+    h->daemon =
+        MHD_start_daemon(flags, 0, NULL, NULL, on_request, h, MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_LIMIT,
+                         (unsigned)h->o.max_connections, MHD_OPTION_CONNECTION_MEMORY_LIMIT, h->o.max_header,
+                         MHD_OPTION_NOTIFY_COMPLETED, on_completed, h, MHD_OPTION_NOTIFY_CONNECTION, on_connection, h,
+                         MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
+    if (h->daemon) return AFF_OK;
+    aff__unlisten(h->o.host, fd);
+    close(fd);
+    return aff__fail(err, AFF_E_NOMEM, "server: cannot start libmicrohttpd");
 }
 
 aff_status aff__http_start(aff_http **out, const aff_http_options *o, aff_error *err)
@@ -682,6 +667,7 @@ aff_status aff__http_start(aff_http **out, const aff_http_options *o, aff_error 
     h->o = *o;
     if (!h->o.max_body) h->o.max_body = 32u << 20;
     if (!h->o.max_header) h->o.max_header = 64u << 10;
+    if (!h->o.socket_mode) h->o.socket_mode = 0600;
     if (!h->o.max_connections) h->o.max_connections = 256;
     if (!h->o.header_ms) h->o.header_ms = 30000;
     if (!h->o.body_ms) h->o.body_ms = 60000;
@@ -730,13 +716,22 @@ static void wait_quiet(aff_http *h, int ms)
     }
 }
 
-void aff__http_drain(aff_http *h, int ms)
+static void take_back_socket(aff_http *h)
 {
     const int fd = MHD_quiesce_daemon(h->daemon);
-    if (fd >= 0) close(fd);
+    if (fd < 0) return; /* done before */
+    aff__unlisten(h->o.host, fd);
+    close(fd);
+}
+
+void aff__http_drain(aff_http *h, int ms)
+{
     pthread_mutex_lock(&h->lock);
     h->draining = true;
     wait_quiet(h, ms);
+    pthread_mutex_unlock(&h->lock);
+    take_back_socket(h);
+    pthread_mutex_lock(&h->lock);
     h->dropping = true;
     pthread_mutex_unlock(&h->lock);
     poke(h);
@@ -755,7 +750,10 @@ void aff__http_stop(aff_http *h)
         poke(h);
         pthread_join(h->watcher, NULL);
     }
-    if (h->daemon) MHD_stop_daemon(h->daemon);
+    if (h->daemon) {
+        take_back_socket(h);
+        MHD_stop_daemon(h->daemon);
+    }
     if (h->wake >= 0) close(h->wake);
     pthread_cond_destroy(&h->quiet);
     pthread_mutex_destroy(&h->lock);

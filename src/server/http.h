@@ -11,8 +11,9 @@ typedef struct aff_http aff_http;
 typedef struct aff_exchange aff_exchange; /* a request and its answer; counted references */
 
 typedef struct aff_http_options {
-    const char *host;            /* numeric IPv4 or IPv6 address, or "localhost"; NULL: 127.0.0.1 */
+    const char *host;            /* as in listen.h */
     int port;                    /* 0: any free one */
+    unsigned socket_mode;        /* permissions of a Unix socket; 0: 0600 */
     size_t max_body, max_header; /* bytes; 0: 32 MiB, 64 KiB */
     int max_connections;         /* 0: 256 */
     /* Milliseconds, 0: 30000, 60000, 60000, 5000. header: from the connection's begin, or the end of the last answer,
@@ -29,8 +30,8 @@ typedef struct aff_http_options {
 
 aff_status aff__http_start(aff_http **out, const aff_http_options *o, aff_error *err);
 int aff__http_port(const aff_http *h);
-/* Takes no more connections; returns when every answer is out, or after `ms`: then clients are dropped (their `gone` is
- * called). */
+/* Returns when every answer is out, or after `ms`; until then new requests come in, which `handle` should refuse. Then
+ * the socket is closed and clients are dropped (their `gone` is called). */
 void aff__http_drain(aff_http *h, int ms);
 /* After a drain, and when nobody answers any more. Frees h. */
 void aff__http_stop(aff_http *h);
@@ -59,8 +60,9 @@ bool aff__x_is_gone(aff_exchange *x);
 void aff__x_header(aff_exchange *x, const char *name, const char *value);
 /* The whole answer. The body is copied. */
 void aff__x_respond(aff_exchange *x, int status, const char *type, const char *body, size_t n);
-/* An answer in pieces. `heartbeat` is written when nothing else was for a while (a static string, NULL: nothing). */
-void aff__x_begin(aff_exchange *x, int status, const char *type, const char *heartbeat);
+/* An answer in pieces. What aff__x_heartbeat said last, if anything, is written when nothing else was for a while. */
+void aff__x_begin(aff_exchange *x, int status, const char *type);
+void aff__x_heartbeat(aff_exchange *x, const char *s); /* at most 127 bytes */
 /* false: the client is gone or reads too slowly (8 MiB wait for it), nobody will see it. */
 bool aff__x_write(aff_exchange *x, const char *s, size_t n);
 void aff__x_end(aff_exchange *x);

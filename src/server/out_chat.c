@@ -211,7 +211,7 @@ static void whole(aff_gen *g)
     aff__jout_raw(out, "}");
 }
 
-static const char beat[] = ": heartbeat\n\n";
+static const char beat[] = "\n";
 const aff_writer aff__chat_writer = {beat, chat_begin, chat_event, chat_choice_done, end, whole, fail};
 const aff_writer aff__completion_writer = {beat, completion_begin, completion_event, chat_choice_done, end, whole,
                                            fail};

@@ -266,4 +266,4 @@ static void whole(aff_gen *g)
     response(g, c->finish == AFF_FIN_LENGTH ? "incomplete" : "completed");
 }
 
-const aff_writer aff__responses_writer = {": heartbeat\n\n", begin, on_event, choice_done, end, whole, fail};
+const aff_writer aff__responses_writer = {"\n", begin, on_event, choice_done, end, whole, fail};

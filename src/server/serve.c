@@ -1,21 +1,26 @@
 /* serve.c - affinity --serve: flags, model, signals. */
 #include "base/file.h"
 #include "base/options.h"
+#include "engine/setup.h"
 #include "engine/text.h"
 #include "format/container.h"
 #include "format/json.h"
+#include "server/listen.h"
 #include "server/server.h"
-#include "state/prefix.h"
 #include <math.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef struct flags {
-    const char *model, *tokenizer, *host, *key_file, *cors, *name, *format, *numerics, *dspark, *dspark_model, *width,
-        *cache_dir;
-    bool serve, quiet, cache_stays;
-    int64_t port, slots, queue, context, chunk, threads, floor, max_body, connections, drain, cache_gib, cache_block;
+    const char *model, *tokenizer, *host, *key_file, *cors, *name, *format, *numerics, *dspark, *dspark_model, *width;
+    const char *socket_mode;
+    bool serve, quiet;
+    int64_t port, slots, queue, chunk, threads, floor, max_body, connections, drain;
+    aff_setup setup;
 } flags;
 
 static int complain(const aff_error *err, int code)
@@ -35,14 +40,18 @@ static int parse(flags *f, int argc, char **argv)
                  .max_body = 32,
                  .connections = 256,
                  .drain = 30,
+                 .socket_mode = "600",
                  .name = "DeepSeek-V4-Flash",
                  .format = "auto",
                  .numerics = "fast",
                  .width = "auto",
-                 .chunk = AFF_MAX_CHUNK};
+                 .chunk = AFF_MAX_CHUNK,
+                 .setup = AFF_SETUP_NOTHING};
     const aff_option table[] = {
         {"serve", 0, AFF_OPT_FLAG, &f->serve, NULL, "Serve HTTP until SIGTERM.", "Server"},
-        {"host", 0, AFF_OPT_STR, &f->host, "ADDRESS", "Address to listen on [127.0.0.1]."},
+        {"host", 0, AFF_OPT_STR, &f->host, "ADDRESS",
+         "IPv4 or IPv6 address to listen on, or unix:PATH for a Unix socket [127.0.0.1]."},
+        {"socket-mode", 0, AFF_OPT_STR, &f->socket_mode, "OCTAL", "Permissions of the Unix socket [600]."},
         {"port", 0, AFF_OPT_INT, &f->port, "N", "Port; 0 takes a free one, which is printed [8080].", NULL, 0, 65535},
         {"api-key-file", 0, AFF_OPT_STR, &f->key_file, "FILE",
          "A file whose first line is the key that clients must show; without it the environment's AFFINITY_API_KEY, if "
@@ -65,22 +74,13 @@ static int parse(flags *f, int argc, char **argv)
         {"tokenizer", 0, AFF_OPT_STR, &f->tokenizer, "FILE",
          "The tokenizer.json, or a folder that holds it [the model's folder]."},
         {"numerics", 0, AFF_OPT_STR, &f->numerics, "MODE", "math, sim or fast [fast]."},
-        {"context", 0, AFF_OPT_INT, &f->context, "N", "Positions of a sequence [the model's].", NULL, 1, 1e9},
         {"slots", 0, AFF_OPT_INT, &f->slots, "N", "Sequences at a time [4].", NULL, 1, AFF_MAX_SLOTS},
         {"queue", 0, AFF_OPT_INT, &f->queue, "N", "Sequences that may wait; further ones get 429 [64].", NULL, 1,
          100000},
         {"prefill-chunk-size", 0, AFF_OPT_INT, &f->chunk, "N", "Prompt tokens per pass; changes no result [256].", NULL,
          1, INT32_MAX},
         {"threads", 0, AFF_OPT_INT, &f->threads, "N", "Threads; changes no result [one per CPU].", NULL, 1, 4096},
-        {"prefix-cache-dir", 0, AFF_OPT_STR, &f->cache_dir, "DIR",
-         "Keep beginnings of texts in files there; a request that begins like an earlier one starts where that ended "
-         "[no cache].",
-         "Prefix cache"},
-        {"prefix-cache-gib", 0, AFF_OPT_INT, &f->cache_gib, "N",
-         "Bound on those files [a quarter of what is free, at most 64].", NULL, 1, 1000000},
-        {"prefix-cache-block", 0, AFF_OPT_INT, &f->cache_block, "N", "Tokens of a block that beginnings share [512].",
-         NULL, 1, 1000000},
-        {"persistent-prefix-cache", 0, AFF_OPT_FLAG, &f->cache_stays, NULL, "The files serve the next process too."},
+        AFF_SETUP_OPTIONS(&f->setup),
         {"dspark", 0, AFF_OPT_STR, &f->dspark, "on|off",
          "Draft tokens ahead; changes no result [on, if the model has a draft].", "Speculation"},
         {"dspark-model", 0, AFF_OPT_STR, &f->dspark_model, "FILE", "The draft of a container [MODEL.dspark.aff]."},
@@ -129,15 +129,23 @@ static aff_status read_key(const flags *f, char **key, aff_error *err)
     return *key ? AFF_OK : aff__fail(err, AFF_E_NOMEM, "key: out of memory");
 }
 
+static aff_status mode_of(const char *text, unsigned *mode, aff_error *err)
+{
+    char *end;
+    const unsigned long v = strtoul(text, &end, 8);
+    if (*text < '0' || *text > '7' || *end || v > 0777 || !v)
+        return aff__fail(err, AFF_E_INVALID, "--socket-mode: expected an octal number from 1 to 777, got '%s'", text);
+    *mode = (unsigned)v;
+    return AFF_OK;
+}
+
 static aff_status fill(const flags *f, aff_server_options *o, aff_net_options *net, aff_error *err)
 {
-    if (!f->cache_dir && (f->cache_gib || f->cache_block || f->cache_stays))
-        return aff__fail(err, AFF_E_INVALID,
-                         "--prefix-cache-gib, --prefix-cache-block, --persistent-prefix-cache: expected "
-                         "--prefix-cache-dir with them");
+    AFF_TRY(aff__setup_check(&f->setup, err));
     if (!f->model) return aff__fail(err, AFF_E_INVALID, "--serve: expected a model: give -m PATH");
     if (!aff__chat_format_find(f->format, &o->format))
         return aff__fail(err, AFF_E_INVALID, "--chat-format: expected auto, v4, 0731 or v4.1, got '%s'", f->format);
+    AFF_TRY(mode_of(f->socket_mode, &o->http.socket_mode, err));
     const char *const modes[] = {"math", "sim", "fast"};
     int i = 0;
     while (i < 3 && strcmp(f->numerics, modes[i]) != 0) i++;
@@ -155,11 +163,12 @@ static aff_status fill(const flags *f, aff_server_options *o, aff_net_options *n
     o->engine = (aff_engine_options){.threads = (int)f->threads,
                                      .slots = (int)f->slots,
                                      .queue = (int)f->queue,
-                                     .context = f->context,
                                      .chunk = f->chunk,
                                      .width = automatic ? AFF_WIDTH_AUTO : *f->width - '0'};
+    aff__setup_engine(&f->setup, 0, &o->engine);
     o->http = (aff_http_options){.host = f->host,
                                  .port = (int)f->port,
+                                 .socket_mode = o->http.socket_mode,
                                  .max_body = (size_t)f->max_body << 20,
                                  .max_connections = (int)f->connections,
                                  .log = f->quiet ? NULL : stderr};
@@ -167,17 +176,6 @@ static aff_status fill(const flags *f, aff_server_options *o, aff_net_options *n
     o->model = f->name;
     o->max_tokens_floor = f->floor;
     return AFF_OK;
-}
-
-static aff_status restore(void *ctx, aff_seq *seq, const int32_t *ids, int64_t n, int64_t most, aff_error *err)
-{
-    int64_t restored, matched;
-    return aff__prefix_restore(ctx, seq, ids, n, most, &restored, &matched, err);
-}
-
-static void publish(void *ctx, const aff_seq *seq, const int32_t *ids)
-{
-    aff__prefix_publish(ctx, seq, ids, NULL); /* trouble is counted and warned of there */
 }
 
 static void warn(void *ctx, const char *line)
@@ -202,28 +200,84 @@ static aff_status open_all(const flags *f, aff_server_options *o, const aff_net_
     return s;
 }
 
-static aff_status open_cache(const flags *f, const aff_net *net, aff_server_options *o, aff_prefix **cache,
-                             aff_error *err)
+/* The memory plan, before anything is loaded. *code >= 0: --plan has been answered. */
+static aff_status plan(const flags *f, const aff_server_options *o, aff_net_options no, aff_memplan *p, int *code, aff_error *err)
 {
-    const aff_prefix_options po = {.dir = f->cache_dir,
-                                   .bytes = (uint64_t)f->cache_gib << 30,
-                                   .block = (int)f->cache_block,
-                                   .persistent = f->cache_stays,
-                                   .warn = warn};
-    if (!f->cache_dir) return AFF_OK;
-    AFF_TRY(aff__prefix_open(cache, net, &po, err));
-    o->engine.cache = (aff_engine_cache){*cache, restore, publish};
-    return AFF_OK;
+    aff_net *outline;
+    no.outline = true;
+    *code = -1;
+    AFF_TRY(aff__net_open(&outline, f->model, &no, err));
+    aff_status s = aff__setup_plan(&f->setup, outline, &o->engine, false, p, err);
+    aff__net_close(outline);
+    AFF_TRY(s);
+    if (f->setup.plan || f->setup.plan_json) {
+        *code = aff__setup_answer(&f->setup, p);
+        return AFF_OK;
+    }
+    aff__memplan_print(p, stderr);
+    fprintf(stderr, "  not counted: bodies of requests and answers, at most --max-body %lld MiB each\n", (long long)f->max_body);
+    return aff__memplan_check(p, err);
 }
 
-static void wait_for_signal(const sigset_t *set)
+/* "http://127.0.0.1:8080" or "unix:/run/affinity/affinity.sock" */
+static void put_address(const flags *f, const aff_server *s, char *out, size_t cap)
 {
+    const bool v6 = strchr(f->host, ':') != NULL;
+    if (aff__listen_is_unix(f->host))
+        snprintf(out, cap, "%s", f->host);
+    else
+        snprintf(out, cap, "http://%s%s%s:%d", v6 ? "[" : "", f->host, v6 ? "]" : "", aff__server_port(s));
+}
+
+static bool beyond_this_machine(const flags *f)
+{
+    return strcmp(f->host, "127.0.0.1") != 0 && strcmp(f->host, "::1") != 0 && strcmp(f->host, "localhost") != 0 &&
+           !aff__listen_is_unix(f->host);
+}
+
+/* Waits for the first signal on a thread of its own, so that loading a model, which takes minutes, can be ended too.
+ * The second one ends the program. */
+typedef struct signals {
+    sigset_t set;
+    pthread_t thread;
+    atomic_bool loading;
+} signals;
+
+static void *wait_for_signal(void *ctx)
+{
+    signals *w = ctx;
     int sig;
-    while (sigwait(set, &sig) != 0) {
+    while (sigwait(&w->set, &sig) != 0) {
     }
-    signal(SIGINT, SIG_DFL); /* the second one ends the program */
+    if (atomic_load(&w->loading)) {
+        warn(NULL, "stopped before the model was loaded");
+        _exit(0); /* nothing was begun that needs an end */
+    }
+    signal(SIGINT, SIG_DFL);
     signal(SIGTERM, SIG_DFL);
-    pthread_sigmask(SIG_UNBLOCK, set, NULL);
+    pthread_sigmask(SIG_UNBLOCK, &w->set, NULL);
+    return NULL;
+}
+
+/* Before there are other threads: they inherit the mask. */
+static aff_status catch_signals(signals *w, aff_error *err)
+{
+    sigemptyset(&w->set);
+    sigaddset(&w->set, SIGINT);
+    sigaddset(&w->set, SIGTERM);
+    atomic_init(&w->loading, true);
+    pthread_sigmask(SIG_BLOCK, &w->set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    return pthread_create(&w->thread, NULL, wait_for_signal, w) == 0
+               ? AFF_OK
+               : aff__fail(err, AFF_E_NOMEM, "server: cannot start a thread");
+}
+
+/* The thread that waited has ended, so a second signal needs another one that does not block it. */
+static void let_signals_through(signals *w)
+{
+    pthread_join(w->thread, NULL);
+    pthread_sigmask(SIG_UNBLOCK, &w->set, NULL);
 }
 
 int aff__serve_main(int argc, char **argv)
@@ -237,8 +291,10 @@ int aff__serve_main(int argc, char **argv)
     aff_server *server = NULL;
     aff_prefix *cache = NULL;
     char *key = NULL;
-    sigset_t set;
-    const int code = parse(&f, argc, argv);
+    signals sig;
+    char address[160];
+    aff_memplan p;
+    int code = parse(&f, argc, argv);
     if (code >= 0) return code;
     aff_status s = fill(&f, &o, &no, &err);
     if (s == AFF_OK) s = read_key(&f, &key, &err);
@@ -246,26 +302,38 @@ int aff__serve_main(int argc, char **argv)
         free(key);
         return complain(&err, s == AFF_E_INVALID ? 2 : 1);
     }
+    s = plan(&f, &o, no, &p, &code, &err);
+    if (s != AFF_OK || code >= 0) {
+        free(key);
+        return s == AFF_OK ? code : complain(&err, s == AFF_E_INVALID ? 2 : s == AFF_E_NOMEM ? AFF_EXIT_DOES_NOT_FIT : 1);
+    }
     o.api_key = key;
     o.engine.warn = warn;
-    sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGTERM);
-    pthread_sigmask(SIG_BLOCK, &set, NULL); /* before there are threads: they inherit it */
-    signal(SIGPIPE, SIG_IGN);
-    s = open_all(&f, &o, &no, &net, &tok, &err);
-    if (s == AFF_OK) s = open_cache(&f, net, &o, &cache, &err);
-    if (s == AFF_OK) s = aff__server_start(&server, net, tok, &o, &err);
+    s = catch_signals(&sig, &err);
+    if (s != AFF_OK) {
+        free(key);
+        return complain(&err, 1);
+    }
+    s = aff__server_listen(&server, &o, &err);
     if (s == AFF_OK) {
-        if (!key && strcmp(f.host, "127.0.0.1") != 0 && strcmp(f.host, "::1") != 0 && strcmp(f.host, "localhost") != 0)
+        put_address(&f, server, address, sizeof address);
+        fprintf(stderr, "affinity: loading %s; requests to %s get 503 until that is done\n", f.model, address);
+        s = open_all(&f, &o, &no, &net, &tok, &err);
+    }
+    if (s == AFF_OK) aff__net_limit_copies(net, p.copies);
+    if (s == AFF_OK) s = aff__setup_cache(&f.setup, net, warn, &o.engine, &cache, &err);
+    if (s == AFF_OK && f.setup.cache_stays) o.replay_dir = f.setup.cache_dir;
+    if (s == AFF_OK) s = aff__server_ready(server, net, tok, &o, &err);
+    if (s == AFF_OK) {
+        if (!key && beyond_this_machine(&f))
             warn(NULL, "WARNING: listening beyond this machine without a key: anybody who reaches it can use it "
                        "(--api-key-file)");
         if (f.floor)
             fprintf(stderr, "affinity: token limits below %lld are raised to it (--max-tokens-floor)\n",
                     (long long)f.floor);
-        fprintf(stderr, "affinity: listening on http://%s%s%s:%d\n", strchr(f.host, ':') ? "[" : "", f.host,
-                strchr(f.host, ':') ? "]" : "", aff__server_port(server));
-        wait_for_signal(&set);
+        atomic_store(&sig.loading, false);
+        fprintf(stderr, "affinity: listening on %s\n", address);
+        let_signals_through(&sig);
         fprintf(stderr, "affinity: stopping; answers in progress have %lld s\n", (long long)f.drain);
     }
     aff__server_stop(server, (int)f.drain * 1000);

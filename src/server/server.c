@@ -2,15 +2,21 @@
 #include "base/mem.h"
 #include "format/json.h"
 #include "server/gen.h"
+#include "server/lanes.h"
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+typedef enum phase { LOADING, SERVING, STOPPING } phase;
+
 struct aff_server {
     aff_server_options o;
-    aff_serving sv;
+    aff_serving sv; /* all of it there from SERVING on */
     aff_http *http;
+    aff_lanes *lanes;
+    atomic_int phase;
     pthread_t engine_thread;
     bool stepping;
 };
@@ -236,9 +242,32 @@ static void detokenize(aff_server *s, aff_exchange *x)
 
 /* ---- about the server ---- */
 
+static void unavailable(aff_exchange *x, const char *message)
+{
+    aff_jout j = {0};
+    aff__jout_raw(&j, "{\"error\": {\"code\": 503, \"message\": ");
+    aff__jout_cstr(&j, message);
+    aff__jout_raw(&j, ", \"type\": \"unavailable_error\"}}");
+    aff__x_header(x, "Retry-After", "5");
+    aff__x_respond(x, 503, "application/json", j.b.n ? j.b.s : "", j.b.n);
+    aff__buf_free(&j.b);
+}
+
 static void health(aff_server *s, aff_exchange *x)
 {
-    aff__x_respond(x, 200, "application/json", "{\"status\": \"ok\"}", 16);
+    char fault[sizeof s->sv.fault] = "";
+    const phase p = (phase)atomic_load(&s->phase);
+    pthread_mutex_lock(&s->sv.count_lock);
+    memcpy(fault, s->sv.fault, sizeof fault);
+    pthread_mutex_unlock(&s->sv.count_lock);
+    if (p == LOADING)
+        unavailable(x, "Loading model");
+    else if (p == STOPPING)
+        unavailable(x, "Stopping");
+    else if (fault[0])
+        unavailable(x, fault);
+    else
+        aff__x_respond(x, 200, "application/json", "{\"status\": \"ok\"}", 16);
 }
 
 static void version(aff_server *s, aff_exchange *x)
@@ -337,6 +366,7 @@ static void metrics(aff_server *s, aff_exchange *x)
            (double)s->sv.count.refused);
     metric(&j, "choices_failed_total", "counter", "Answers that ended in an error.", (double)s->sv.count.failed);
     metric(&j, "choices_cancelled_total", "counter", "Answers whose client left.", (double)s->sv.count.cancelled);
+    metric(&j, "choices_empty_total", "counter", "Answers with neither text nor calls.", (double)s->sv.count.empty);
     metric(&j, "prompt_tokens_total", "counter", "Prompt rows run.", (double)s->sv.count.prompt_tokens);
     metric(&j, "cached_prompts_total", "counter", "Prompts of which a beginning came out of the prefix cache.",
            (double)s->sv.count.cached_prompts);
@@ -349,6 +379,12 @@ static void metrics(aff_server *s, aff_exchange *x)
     pthread_mutex_unlock(&s->sv.count_lock);
     metric(&j, "requests_running", "gauge", "Sequences in a slot.", l.running);
     metric(&j, "requests_queued", "gauge", "Sequences that wait for one.", l.waiting);
+    double used = 0;
+    for (int i = 0; i < l.running; i++) used += (double)l.at[i].past;
+    metric(&j, "context_used_ratio", "gauge", "Positions in use, of those of all slots.",
+           used / s->sv.slots / (double)aff__engine_context(s->sv.engine));
+    metric(&j, "turns_kept", "gauge", "Answers kept token by token for when they come back.",
+           (double)aff__replay_count(s->sv.replay));
     aff__jout_raw(&j, "# HELP affinity_drafted_tokens_total Drafted tokens verified, by place in the block.\n# TYPE "
                       "affinity_drafted_tokens_total counter\n");
     for (int i = 0; i < AFF_MAX_WIDTH; i++)
@@ -446,9 +482,17 @@ static bool one_model(aff_server *s, aff_exchange *x)
     return true;
 }
 
+static void refuse_for_now(aff_exchange *x, const char *why)
+{
+    aff__x_header(x, "Retry-After", "5");
+    aff__answer_error(x, dialect_of(x), 503, why, NULL, NULL);
+}
+
+/* On the thread of the sockets. */
 static void handle(void *ctx, aff_exchange *x)
 {
     aff_server *s = ctx;
+    const phase at = (phase)atomic_load(&s->phase);
     const char *method = aff__x_method(x);
     const bool get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0, post = strcmp(method, "POST") == 0;
     const struct route *r = routes;
@@ -463,13 +507,30 @@ static void handle(void *ctx, aff_exchange *x)
         aff__answer_error(x, dialect_of(x), 401, "expected the server's key in Authorization: Bearer or x-api-key",
                           NULL, "invalid_api_key");
     } else if (!r->path) {
-        if (!(get && one_model(s, x))) aff__answer_error(x, dialect_of(x), 404, "no such path", NULL, NULL);
+        if (!(get && at == SERVING && one_model(s, x)))
+            aff__answer_error(x, dialect_of(x), 404, "no such path", NULL, NULL);
     } else if (r->post ? !post : !get) {
         aff__x_header(x, "Allow", r->post ? "POST, OPTIONS" : "GET, HEAD, OPTIONS");
         aff__answer_error(x, dialect_of(x), 405, "this path takes another method", NULL, NULL);
-    } else {
+    } else if (r->open) {
         r->fn(s, x);
+    } else if (at == LOADING) {
+        refuse_for_now(x, "the model is being loaded: try again later");
+    } else if (at == STOPPING && r->post) {
+        refuse_for_now(x, "the server is stopping");
+    } else if (!r->post) {
+        r->fn(s, x);
+    } else if (!aff__lanes_put(s->lanes, x)) {
+        aff__answer_error(x, dialect_of(x), 500, "out of memory", NULL, NULL);
     }
+}
+
+/* On a lane's thread: a request that has been let through. */
+static void work(void *ctx, aff_exchange *x)
+{
+    const struct route *r = routes;
+    while (r->path && strcmp(r->path, aff__x_path(x)) != 0) r++;
+    if (r->path) r->fn(ctx, x);
 }
 
 static void refuse(void *ctx, aff_exchange *x, int status, const char *message)
@@ -486,38 +547,62 @@ static void *step(void *ctx)
     return NULL;
 }
 
-aff_status aff__server_start(aff_server **out, const aff_net *net, const aff_tokenizer *tok,
-                             const aff_server_options *o, aff_error *err)
+aff_status aff__server_listen(aff_server **out, const aff_server_options *o, aff_error *err)
 {
     aff_server *s = NULL;
     *out = NULL;
     AFF_TRY(aff__calloc(&s, 1, sizeof *s, "server", err));
     s->o = *o;
-    s->sv = (aff_serving){.net = net,
-                          .cfg = aff__net_config(net),
-                          .tok = tok,
-                          .format = o->format,
+    s->sv = (aff_serving){.format = o->format,
                           .model = o->model ? o->model : "DeepSeek-V4-Flash",
                           .floor = o->max_tokens_floor,
-                          .think_end = (int32_t)aff__tokenizer_find(tok, "</think>"),
                           .started = (uint64_t)time(NULL)};
-    if (!s->o.engine.slots) s->o.engine.slots = 4;
-    s->sv.slots = s->o.engine.slots;
     pthread_mutex_init(&s->sv.lock, NULL);
     pthread_mutex_init(&s->sv.count_lock, NULL);
     pthread_cond_init(&s->sv.idle, NULL);
-    aff_status st = aff__engine_create(&s->sv.engine, net, &s->o.engine, err);
-    if (st == AFF_OK && pthread_create(&s->engine_thread, NULL, step, s->sv.engine) != 0)
-        st = aff__fail(err, AFF_E_NOMEM, "server: cannot start a thread");
-    s->stepping = st == AFF_OK;
+    atomic_init(&s->phase, LOADING);
     s->o.http.ctx = s;
     s->o.http.handle = handle;
     s->o.http.refuse = refuse;
+    aff_status st = aff__lanes_start(&s->lanes, work, s, err);
     if (st == AFF_OK) st = aff__http_start(&s->http, &s->o.http, err);
     if (st == AFF_OK)
         *out = s;
     else
         aff__server_stop(s, 0);
+    return st;
+}
+
+aff_status aff__server_ready(aff_server *s, const aff_net *net, const aff_tokenizer *tok, const aff_server_options *o,
+                             aff_error *err)
+{
+    s->o.engine = o->engine;
+    if (!s->o.engine.slots) s->o.engine.slots = 4;
+    s->sv.net = net;
+    s->sv.cfg = aff__net_config(net);
+    s->sv.tok = tok;
+    s->sv.format = s->o.format = o->format;
+    s->sv.think_end = (int32_t)aff__tokenizer_find(tok, "</think>");
+    s->sv.slots = s->o.engine.slots;
+    AFF_TRY(aff__replay_open(&s->sv.replay, tok, o->replay_dir, o->replay_bytes, s->o.engine.warn, s->o.engine.warn_ctx,
+                             err));
+    AFF_TRY(aff__engine_create(&s->sv.engine, net, &s->o.engine, err));
+    if (pthread_create(&s->engine_thread, NULL, step, s->sv.engine) != 0)
+        return aff__fail(err, AFF_E_NOMEM, "server: cannot start a thread");
+    s->stepping = true;
+    atomic_store(&s->phase, SERVING);
+    return AFF_OK;
+}
+
+aff_status aff__server_start(aff_server **out, const aff_net *net, const aff_tokenizer *tok,
+                             const aff_server_options *o, aff_error *err)
+{
+    AFF_TRY(aff__server_listen(out, o, err));
+    const aff_status st = aff__server_ready(*out, net, tok, o, err);
+    if (st != AFF_OK) {
+        aff__server_stop(*out, 0);
+        *out = NULL;
+    }
     return st;
 }
 
@@ -536,8 +621,10 @@ void aff__server_wait_idle(aff_server *s)
 void aff__server_stop(aff_server *s, int drain_ms)
 {
     if (!s) return;
-    if (s->http) {
-        aff__http_drain(s->http, drain_ms);
+    const bool served = atomic_exchange(&s->phase, STOPPING) == SERVING;
+    if (s->http) aff__http_drain(s->http, served ? drain_ms : 0);
+    aff__lanes_stop(s->lanes);
+    if (served) {
         aff__server_wait_idle(s); /* clients that were dropped have cancelled theirs; the engine thread still runs */
     }
     if (s->stepping) {
@@ -546,6 +633,7 @@ void aff__server_stop(aff_server *s, int drain_ms)
     }
     aff__http_stop(s->http);
     aff__engine_free(s->sv.engine);
+    aff__replay_free(s->sv.replay);
     pthread_cond_destroy(&s->sv.idle);
     pthread_mutex_destroy(&s->sv.lock);
     pthread_mutex_destroy(&s->sv.count_lock);

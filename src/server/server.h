@@ -13,10 +13,18 @@ typedef struct aff_server_options {
     const char *model;     /* its name for clients; NULL: DeepSeek-V4-Flash */
     aff_chat_format format;
     int64_t max_tokens_floor;
+    const char *replay_dir; /* where turns are kept for the next process (replay.h); NULL: nowhere */
+    uint64_t replay_bytes;  /* bound on them; 0: 64 MiB */
 } aff_server_options;
 
 typedef struct aff_server aff_server;
-/* Net and tokenizer are borrowed; strings of the options must live as long. */
+/* Listens; every request gets 503 until aff__server_ready. Of the options, `engine` and `replay_dir` are those of the
+ * latter. Strings of the options must live as long as the server. */
+aff_status aff__server_listen(aff_server **out, const aff_server_options *o, aff_error *err);
+/* Serves from now on. Net and tokenizer are borrowed. After a failure only aff__server_stop may follow. */
+aff_status aff__server_ready(aff_server *s, const aff_net *net, const aff_tokenizer *tok, const aff_server_options *o,
+                             aff_error *err);
+/* Both. */
 aff_status aff__server_start(aff_server **out, const aff_net *net, const aff_tokenizer *tok,
                              const aff_server_options *o, aff_error *err);
 int aff__server_port(const aff_server *s);

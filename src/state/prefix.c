@@ -78,6 +78,16 @@ static void warn(aff_prefix *p, warning kind, const char *what, int error)
     p->o.warn(p->o.warn_ctx, line);
 }
 
+uint64_t aff__prefix_memory(const aff_net *net, const aff_prefix_options *o)
+{
+    const int block = o->block ? o->block : DEFAULT_BLOCK;
+    aff_seq_plan s;
+    if (aff__seq_plan(&s, net, block < aff__net_config(net)->max_positions ? block : aff__net_config(net)->max_positions, NULL) != AFF_OK) return 0;
+    const uint64_t entry_bytes = s.total + (uint64_t)block * 4 + 2 * AFF_PFX_PAGE; /* a checkpoint: rings, and the rows of a block */
+    const uint64_t waiting = entry_bytes > waiting_limit ? entry_bytes : waiting_limit;
+    return 2 * BUCKETS * sizeof(entry *) + 2 * waiting + 2 * entry_bytes;
+}
+
 /* ---- index ---- */
 
 static entry **key_chain(aff_prefix *p, aff_hash key)
@@ -451,7 +461,7 @@ aff_status aff__prefix_open(aff_prefix **out, const aff_net *net, const aff_pref
     p->direct = !o->no_direct;
     p->dirfd = p->lockfd = -1;
     p->last = &p->first;
-    p->fingerprint = aff__seq_fingerprint(net);
+    p->fingerprint = aff__seq_fingerprint(net, o->results);
     p->fingerprint.lo ^=
         (uint64_t)p->block * UINT64_C(0x9E3779B97F4A7C15); /* blocks of another length are another layout */
     pthread_mutex_init(&p->lock, NULL);

@@ -23,6 +23,7 @@ typedef struct aff_prefix_options {
     const char *dir; /* --prefix-cache-dir: made if its parent exists */
     uint64_t bytes;  /* --prefix-cache-gib: bound on the files, 0: a quarter of what is free there, at most 64 GiB */
     int block;       /* --prefix-cache-block: tokens a block, 0: 512 */
+    const char *results; /* of the sequences' memory; NULL: the CPU's */
     bool persistent; /* --persistent-prefix-cache: what is there serves the next process; else files go at close, and
                       * what a killed process left goes at the next open */
     bool verify; /* --prefix-cache-verify: checkpoints carry a digest of the whole state, and a restore must reproduce
@@ -34,6 +35,8 @@ typedef struct aff_prefix_options {
 } aff_prefix_options;
 
 typedef struct aff_prefix aff_prefix;
+/* The most memory that a cache takes: tables, entries on their way to and from the disk. The network may be an outline. */
+uint64_t aff__prefix_memory(const aff_net *net, const aff_prefix_options *o);
 /* Errors: folder that cannot be made, written or locked (another process uses it), bound too small for a checkpoint and
  * 8 blocks. */
 aff_status aff__prefix_open(aff_prefix **out, const aff_net *net, const aff_prefix_options *o, aff_error *err);

@@ -135,6 +135,8 @@ aff_status aff__seq_plan(aff_seq_plan *out, const aff_net *net, int64_t position
     return st;
 }
 
+uint64_t aff__seq_handle_bytes(void) { return aff__align_up(sizeof(aff_seq), 64); }
+
 /* ---- memory ---- */
 
 /* A range that may be empty. */

@@ -42,6 +42,8 @@ typedef struct aff_seq_plan {
 } aff_seq_plan;
 aff_status aff__seq_plan(aff_seq_plan *out, const aff_net *net, int64_t positions, aff_error *err);
 
+uint64_t aff__seq_handle_bytes(void); /* beside the plan: the description of a sequence */
+
 aff_status aff__seq_open(aff_seq **out, const aff_net *net, const aff_seq_options *o, aff_error *err);
 /* Room for `positions` positions, the rest by default. */
 aff_status aff__seq_create(aff_seq **out, const aff_net *net, int64_t positions, aff_error *err);

@@ -164,7 +164,7 @@ aff_hash aff__seq_digest(const aff_seq *s)
 
 enum { STATE_VERSION = 1 }; /* to be raised when the bytes of a state or the numerics behind them change */
 
-aff_hash aff__seq_fingerprint(const aff_net *n)
+aff_hash aff__seq_fingerprint(const aff_net *n, const char *results)
 {
     const aff_config *c = aff__net_config(n);
     const aff_rowfmt row = aff__rowfmt_kv(aff__net_numerics(n), c->head_dim, c->rope_dim),
@@ -173,12 +173,14 @@ aff_hash aff__seq_fingerprint(const aff_net *n)
                              row.bytes,     row.coded,        row.bf16,
                              key.bytes,     key.coded,        c->window};
     uint64_t id[2];
-    uint8_t bytes[sizeof id + sizeof fixed + 32] = {0};
+    uint8_t bytes[sizeof id + sizeof fixed + 32 + 64] = {0}; /* of the CPU's states the last 64 are not hashed */
     aff__net_identity(n, id);
     memcpy(bytes, id, sizeof id);
     memcpy(bytes + sizeof id, fixed, sizeof fixed);
     strncpy((char *)bytes + sizeof id + sizeof fixed, aff_version(), 31);
-    const XXH128_hash_t d = XXH3_128bits(bytes, sizeof bytes);
+    const bool device = results && *results;
+    if (device) strncpy((char *)bytes + sizeof id + sizeof fixed + 32, results, 63);
+    const XXH128_hash_t d = XXH3_128bits(bytes, sizeof bytes - (device ? 0 : 64));
     return (aff_hash){d.low64, d.high64};
 }
 
@@ -214,7 +216,7 @@ aff_status aff__seq_snapshot(const aff_seq *s, uint8_t **out, uint64_t *size, af
 {
     const uint64_t rows = aff__seq_rows_bytes(s, 0, s->pos), tail = aff__seq_tail_bytes(s, s->pos, aff__seq_low(s));
     snapshot_head h = {
-        .fingerprint = aff__seq_fingerprint(s->net), .pos = s->pos, .low = aff__seq_low(s), .payload = rows + tail};
+        .fingerprint = aff__seq_fingerprint(s->net, s->mem->results), .pos = s->pos, .low = aff__seq_low(s), .payload = rows + tail};
     uint8_t *p;
     memcpy(h.magic, snapshot_magic, sizeof h.magic);
     AFF_TRY(aff__calloc(&p, sizeof h + h.payload, 1, "snapshot", err));
@@ -238,7 +240,7 @@ aff_status aff__seq_restore(aff_seq *s, const uint8_t *in, uint64_t size, aff_er
         return aff__fail(err, AFF_E_FORMAT, "snapshot: expected at least %zu bytes, got %llu", sizeof h,
                          (unsigned long long)size);
     memcpy(&h, in, sizeof h);
-    if (memcmp(h.magic, snapshot_magic, sizeof h.magic) || !same_hash(h.fingerprint, aff__seq_fingerprint(s->net)))
+    if (memcmp(h.magic, snapshot_magic, sizeof h.magic) || !same_hash(h.fingerprint, aff__seq_fingerprint(s->net, s->mem->results)))
         return aff__fail(err, AFF_E_FORMAT, "snapshot: of another model, layout or numerics");
     if (h.pos < 0 || h.pos > s->capacity || h.low < 0 || h.low > h.pos || h.pos - h.low > AFF_MAX_ROLLBACK)
         return aff__fail(err, AFF_E_LIMIT, "snapshot: at position %lld, expected at most %lld", (long long)h.pos,

@@ -33,5 +33,5 @@ typedef struct aff_hash {
 aff_hash aff__seq_digest(const aff_seq *s);
 /* What state bytes mean: model (aff__net_identity), numerics, row formats, program version. States move between
  * sequences of equal fingerprints only. */
-aff_hash aff__seq_fingerprint(const aff_net *n);
+aff_hash aff__seq_fingerprint(const aff_net *n, const char *results); /* backend/device.h; NULL: the CPU's */
 #endif

@@ -39,12 +39,12 @@ static aff_status put(chat *c, const char *s, size_t n, bool added)
 {
     if (n == 0) return AFF_OK;
     AFF_TRY(aff__buf_put(&c->text, s, n, c->err));
-    if (c->n_piece == 0 || c->piece[c->n_piece - 1].added != added) {
+    if (c->n_piece == 0 || c->piece[c->n_piece - 1].added != added || c->piece[c->n_piece - 1].n_ids) {
         if (c->n_piece == c->cap_piece) {
             AFF_TRY(aff__realloc(&c->piece, c->cap_piece * 2 + 32, sizeof *c->piece, "prompt", c->err));
             c->cap_piece = c->cap_piece * 2 + 32;
         }
-        c->piece[c->n_piece++].added = added;
+        c->piece[c->n_piece++] = (chat_piece){.added = added};
     }
     c->piece[c->n_piece - 1].end = c->text.n;
     return AFF_OK;
@@ -195,11 +195,37 @@ static aff_status user_turn(chat *c, const chat_message *m)
     return AFF_OK;
 }
 
+/* Message i as the model wrote it, if that is known and it stands right behind an opener. */
+static aff_status replayed(chat *c, const chat_message *m, size_t i, int64_t last_user, bool *found)
+{
+    aff_buf text = {0};
+    const size_t first = c->ids.n;
+    *found = false;
+    if (!c->r->replay || m->wo_eos || i == 0 || !chat__is_user(c, i - 1) || c->m[i - 1].task) return AFF_OK;
+    const bool think = c->thinking && (!c->drop || (int64_t)i - 1 >= last_user);
+    *found = c->r->replay(c->r->replay_ctx, m->json, think, &text, &c->ids) && text.n && c->ids.n > first;
+    aff_status s = AFF_OK;
+    if (*found) {
+        /* a piece of its own: no other kind of text may join it */
+        if (c->n_piece) s = put(c, text.s, text.n, !c->piece[c->n_piece - 1].added);
+        if (s == AFF_OK) {
+            c->piece[c->n_piece - 1].first_id = first;
+            c->piece[c->n_piece - 1].n_ids = c->ids.n - first;
+        }
+    } else {
+        c->ids.n = first;
+    }
+    aff__buf_free(&text);
+    return s;
+}
+
 static aff_status assistant_turn(chat *c, const chat_message *m, size_t i, int64_t last_user)
 {
     const json_t *reasoning = json_object_get(m->json, "reasoning_content");
     if (!c->r->reference && (!reasoning || json_is_null(reasoning))) reasoning = json_object_get(m->json, "reasoning");
-    bool after_task = i > 0 && c->m[i - 1].task;
+    bool after_task = i > 0 && c->m[i - 1].task, found;
+    AFF_TRY(replayed(c, m, i, last_user, &found));
+    if (found) return chat__template(c, "<｜end▁of▁sentence｜>");
     if (c->thinking && !after_task && (!c->drop || (int64_t)i > last_user)) {
         if (!m->no_reasoning) AFF_TRY(content(c, m->index, "reasoning_content", reasoning, CONTENT_PLAIN));
         AFF_TRY(chat__template(c, "</think>"));
@@ -384,13 +410,15 @@ static aff_status hand_over(chat *c, aff_chat_prompt *out)
     AFF_TRY(aff__calloc(&seg, c->n_piece, sizeof *seg, "prompt", c->err));
     AFF_TRY(aff__buf_put(&c->text, "", 0, c->err));
     for (size_t i = 0; i < c->n_piece; i++) {
-        seg[i] = (aff_segment){c->text.s + start, c->piece[i].end - start, c->piece[i].added};
+        seg[i] = (aff_segment){c->text.s + start, c->piece[i].end - start, c->piece[i].added,
+                               c->piece[i].n_ids ? c->ids.id + c->piece[i].first_id : NULL, c->piece[i].n_ids};
         start = c->piece[i].end;
     }
-    *out = (aff_chat_prompt){.text = c->text.s, .n = c->text.n, .seg = seg, .n_seg = c->n_piece};
+    *out = (aff_chat_prompt){.text = c->text.s, .n = c->text.n, .seg = seg, .n_seg = c->n_piece, .ids = c->ids};
     const aff_segment *last = c->n_piece ? &seg[c->n_piece - 1] : NULL;
     out->thinking = last && last->added && last->n >= k && memcmp(last->text + last->n - k, think, k) == 0;
     c->text = (aff_buf){0};
+    c->ids = (aff_ids){0};
     return AFF_OK;
 }
 
@@ -409,6 +437,7 @@ aff_status aff__chat_render(aff_chat_prompt *out, const aff_chat_request *r, aff
     free(c.block);
     free(c.piece);
     aff__buf_free(&c.text);
+    aff__ids_free(&c.ids);
     return s;
 }
 
@@ -416,5 +445,6 @@ void aff__chat_prompt_free(aff_chat_prompt *p)
 {
     free(p->text);
     free(p->seg);
+    aff__ids_free(&p->ids);
     *p = (aff_chat_prompt){0};
 }

@@ -34,6 +34,7 @@ typedef struct chat_message {
 typedef struct chat_piece { /* text that ends at `end` and is of one kind */
     size_t end;
     bool added;
+    size_t first_id, n_ids; /* of chat.ids; n_ids 0: it is tokenised */
 } chat_piece;
 
 typedef struct chat {
@@ -47,6 +48,7 @@ typedef struct chat {
     aff_buf text;
     chat_piece *piece;
     size_t n_piece, cap_piece;
+    aff_ids ids;
     const char *exception;
     aff_error *err;
 } chat;

@@ -133,7 +133,13 @@ static aff_status encode_stretches(encoder *e, const aff_segment *seg, const siz
     for (size_t i = 0; i < n_seg;) {
         size_t begin = at;
         bool added = seg[i].added;
-        for (; i < n_seg && (seg[i].added == added || len[i] == 0); i++) at += len[i];
+        if (seg[i].ids) {
+            AFF_TRY(encode_plain(e, at));
+            for (size_t k = 0; k < seg[i].n_ids; k++) AFF_TRY(aff__ids_push(e->out, seg[i].ids[k], e->err));
+            e->done = at += len[i++];
+            continue;
+        }
+        for (; i < n_seg && !seg[i].ids && (seg[i].added == added || len[i] == 0); i++) at += len[i];
         if (added) AFF_TRY(encode_added(e, false, begin, at));
     }
     return encode_plain(e, at);

@@ -29,11 +29,13 @@ aff_status aff__tokenizer_encode(const aff_tokenizer *t, const char *text, size_
 
 /* A text of segments, each template (control tokens recognised) or caller text (not recognised); adjacent plain text of
  * both kinds is tokenised as one span (spec 1.8). A segment ends between characters: one cut by a border counts as
- * invalid on either side. */
+ * invalid on either side. One that has ids already (what a model wrote) is not tokenised again. */
 typedef struct aff_segment {
     const char *text;
     size_t n;
     bool added;
+    const uint32_t *ids; /* [n_ids], NULL: the text is tokenised */
+    size_t n_ids;
 } aff_segment;
 aff_status aff__tokenizer_encode_segments(const aff_tokenizer *t, const aff_segment *seg, size_t n_seg, aff_ids *out,
                                           aff_error *err);

@@ -137,7 +137,9 @@ static void index_scores_agree(void **state)
         float score[24], one;
         EACH_LEVEL(l)
         {
-            aff__cpu_index_scores(iq, w, heads, &f, ik, n, score);
+            aff_index_query q;
+            aff__cpu_index_prepare(&q, iq, w, heads, &f, NULL);
+            aff__cpu_index_scores(&q, ik, n, score);
             for (int g = 0; g < n; g++) {
                 float s = 0;
                 double exact = 0, mag = 0;
@@ -153,7 +155,7 @@ static void index_scores_agree(void **state)
                 }
                 assert_int_equal(first_difference(score + g, &s, 1), -1);
                 if (!wild) assert_true(fabs((double)s - exact) <= 2e-6 * mag);
-                aff__cpu_index_scores(iq, w, heads, &f, ik + g * ld, 1, &one);
+                aff__cpu_index_scores(&q, ik + g * ld, 1, &one);
                 assert_int_equal(first_difference(&one, &s, 1), -1);
             }
         }
@@ -161,7 +163,30 @@ static void index_scores_agree(void **state)
     }
 }
 
-/* Rows as stored against the same rows in float32: attention and index scores give the same bits, at every level. */
+/* The cuts alone, in any order, then merged in theirs. */
+static void attend_cut_by_cut(const aff_keyset *k, const float *q, int heads, int D, const float *sink, float *buf, float *o)
+{
+    const int cuts = (k->n_raw + k->n_comp + k->n_extra + 63) / 64;
+    float *r = malloc(sizeof *r * (size_t)(cuts * heads * (D + 2) + 1)), *M = malloc(sizeof *M * (size_t)(2 * heads));
+    assert_true(r && M);
+    for (int c = cuts - 1; c >= 0; c--) {
+        float *m = r + (int64_t)c * heads * (D + 2);
+        aff__cpu_attend_cut(q, heads, D, k, c, 0.05f, buf, m, m + heads, m + 2 * heads);
+    }
+    for (int h = 0; h < heads; h++) {
+        float Z = 1, *V = o + h * D;
+        M[h] = sink[h];
+        memset(V, 0, sizeof *V * (size_t)D);
+        for (int c = 0; c < cuts; c++) {
+            const float *m = r + (int64_t)c * heads * (D + 2);
+            aff__cpu_attend_merge(D, m[h], m[heads + h], m + 2 * heads + h * D, &M[h], &Z, V);
+        }
+        for (int d = 0; d < D; d++) V[d] /= Z;
+    }
+    free(r), free(M);
+}
+
+/* Rows as stored against the same rows in float32: attention gives the same bits, at every level. */
 static void stored_rows_give_the_same_bits(void **state)
 {
     (void)state;
@@ -206,30 +231,80 @@ static void stored_rows_give_the_same_bits(void **state)
         {
             aff__cpu_attend_keys(q, heads, D, &k, sink, 0.05f, buf, got);
             assert_int_equal(first_difference(got, want, (int64_t)heads * D), -1);
+            attend_cut_by_cut(&k, q, heads, D, sink, buf, got); /* as threads share a row */
+            assert_int_equal(first_difference(got, want, (int64_t)heads * D), -1);
         }
         free(raw), free(comp), free(extra), free(q), free(sink), free(want), free(got), free(buf), free(raw_s);
         free(comp_s);
     }
-    for (int round = 0; round < 24; round++) {
-        const int D = (int[]){128, 32, 64, 1024}[round % 4], heads = draw_int(&seed, 1, 20), n = draw_int(&seed, 1, 40);
+}
+
+/* The power of two that A4 gives a block: the least s with amax <= 6 s; of the values after it, so that a smaller one may do. */
+static float block_scale(const float *x)
+{
+    float amax = 6 * 0x1p-126f, s = 0x1p-126f;
+    for (int i = 0; i < 32; i++) {
+        if (x[i] != x[i]) return NAN;
+        amax = fmaxf(amax, fabsf(x[i]));
+    }
+    while (6 * s < amax) s *= 2;
+    return s;
+}
+
+/* kernels.h's words for coded rows, on the values that the codes stand for. */
+static float defined_code_score(const float *iq, const float *ik, const float *w, int heads, int D)
+{
+    float s = 0;
+    for (int h = 0; h < heads; h++) {
+        float d = 0;
+        for (int b = 0; b < D; b += 32) {
+            const float sq = block_scale(iq + h * D + b), sk = block_scale(ik + b);
+            double sum = 0; /* exact */
+            for (int i = b; i < b + 32; i++) sum += (double)(iq[h * D + i] / sq * 2) * (double)(ik[i] / sk * 2);
+            d = fmaf((float)sum, sq * 0.25f * sk, d);
+        }
+        s = fmaf(w[h], d > 0 ? d : 0.0f, s);
+    }
+    return s;
+}
+
+static void coded_index_scores_are_exact_integers(void **state)
+{
+    (void)state;
+    uint64_t seed = 26;
+    for (int round = 0; round < 60; round++) {
+        const int D = (int[]){128, 32, 64, 1024, 256}[round % 5], heads = round == 1 ? 64 : draw_int(&seed, 1, 20),
+                  n = draw_int(&seed, 1, 50);
         const aff_rowfmt f = aff__rowfmt_key(AFF_FAST, D), plain = aff__rowfmt_f32(D);
         float *iq = floats((int64_t)heads * D, false, &seed), *w = floats(heads, false, &seed),
-              *ik = floats((int64_t)n * D, false, &seed), got[40], want[40];
+              *ik = floats((int64_t)n * D, round % 7 == 6, &seed), got[50], want[50], floats_say[50];
         uint8_t *stored = malloc((size_t)(n * f.bytes));
-        for (int g = 0; g < n; g++) {
-            if (round < 20) aff__hadamard(ik + g * D, D);
-            if (round % 8 == 7) ik[g * D] = INFINITY; /* a group that is NaN after A4 */
-            aff__a4(ik + g * D, D);
-            aff__row_encode(&f, ik + g * D, stored + g * f.bytes);
+        void *buf = aligned_alloc(64, (size_t)(aff__cpu_index_bytes(heads, &f) + 63) / 64 * 64);
+        assert_non_null(stored), assert_non_null(buf);
+        for (int g = 0; g < n + heads; g++) {
+            float *x = g < n ? ik + g * D : iq + (g - n) * D;
+            if (round % 7 < 5) aff__hadamard(x, D);
+            if (round % 8 == 7 && g % 3 == 0) x[draw_int(&seed, 0, D - 1)] = g % 2 ? INFINITY : NAN; /* NaN after A4 */
+            if (round % 8 == 3 && g % 5 == 0) memset(x, 0, 32 * sizeof *x);
+            aff__a4(x, D);
+            if (g < n) aff__row_encode(&f, x, stored + g * f.bytes);
         }
-        aff__cpu_cap(AFF_CPU_SCALAR);
-        aff__cpu_index_scores(iq, w, heads, &plain, ik, n, want);
+        for (int g = 0; g < n; g++) want[g] = defined_code_score(iq, ik + g * D, w, heads, D);
+        aff_index_query q;
         EACH_LEVEL(l)
         {
-            aff__cpu_index_scores(iq, w, heads, &f, stored, n, got);
+            aff__cpu_index_prepare(&q, iq, w, heads, &f, buf);
+            aff__cpu_index_scores(&q, stored, n, got);
+            assert_int_equal(first_difference(got, want, n), -1);
+            for (int g = 0; g < n; g++) aff__cpu_index_scores(&q, stored + g * f.bytes, 1, got + g);
             assert_int_equal(first_difference(got, want, n), -1);
         }
-        free(iq), free(w), free(ik), free(stored);
+        if (round % 7 < 5 && round % 8 != 7) { /* scales are near each other: all sums are exact, as floats too */
+            aff__cpu_index_prepare(&q, iq, w, heads, &plain, NULL);
+            aff__cpu_index_scores(&q, ik, n, floats_say);
+            assert_int_equal(first_difference(floats_say, want, n), -1);
+        }
+        free(iq), free(w), free(ik), free(stored), free(buf);
     }
 }
 
@@ -276,6 +351,31 @@ static void topk_agrees_with_sorting(void **state)
         assert_int_equal(aff__cpu_topk(score, n, k, sel, scratch), count);
         assert_memory_equal(sel, want, (size_t)count * sizeof *sel);
     }
+    /* Long lists, for which a sample chooses the candidates: smooth, tied, and arranged so that it misleads. */
+    enum { LONG = 40000 };
+    float *big = malloc(LONG * sizeof *big);
+    ranked *order = malloc(LONG * sizeof *order);
+    int *room = malloc(LONG * sizeof *room), *best = malloc(LONG * sizeof *best);
+    assert_true(big && order && room && best);
+    for (int round = 0; round < 16; round++) {
+        const int n = LONG - (int)draw(&seed, 3000), k = round % 4 == 3 ? 5000 : draw_int(&seed, 1, 512);
+        for (int i = 0; i < n; i++) {
+            big[i] = draw_unit(&seed);
+            if (round % 4 == 1) big[i] = roundf(big[i] * 8);
+            if (round % 8 == 2) big[i] = i % (n / 4096) ? -big[i] * big[i] : 1 + big[i]; /* the sample sees the large ones */
+            if (round % 8 == 6) big[i] = i % (n / 4096) ? big[i] : NAN;
+            order[i] = (ranked){big[i], i};
+        }
+        qsort(order, (size_t)n, sizeof *order, by_rank);
+        for (int i = 0; i < k; i++) best[i] = order[i].at;
+        qsort(best, (size_t)k, sizeof *best, by_value);
+        int *found = malloc((size_t)k * sizeof *found);
+        assert_non_null(found);
+        assert_int_equal(aff__cpu_topk(big, n, k, found, room), k);
+        assert_memory_equal(found, best, (size_t)k * sizeof *found);
+        free(found);
+    }
+    free(big), free(order), free(room), free(best);
     const float few[] = {1, 5, NAN, 5, -0.0f, 5, -INFINITY, 0};
     assert_int_equal(aff__cpu_topk(few, 8, 2, sel, scratch), 2);
     assert_true(sel[0] == 1 && sel[1] == 3);
@@ -290,6 +390,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_agrees_with_double_precision), cmocka_unit_test(attention_has_the_defined_bits),
         cmocka_unit_test(index_scores_agree), cmocka_unit_test(stored_rows_give_the_same_bits),
-        cmocka_unit_test(topk_agrees_with_sorting)};
+        cmocka_unit_test(coded_index_scores_are_exact_integers), cmocka_unit_test(topk_agrees_with_sorting)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* The whole forward pass on the emulated device against the CPU: every layer fed the CPU's input, then promises by
  * bits. */
-#include "backend/gpu/gpu.h"
+#include "backend/gpu/gpu_internal.h"
 #include "model/runner.h"
 #include "state/states.h"
 #include <math.h>
@@ -119,6 +119,11 @@ static void same_in_pieces(const char *device, const int *piece, int n_pieces)
     for (int t = 0; t < TO; t++)
         if (memcmp(la + t * V, lb + t * V, V * sizeof *la)) fail_msg("%s: position %d differs", device, t);
     assert_true(same_hash(aff__seq_digest(a), aff__seq_digest(b)));
+    /* Widths that came again were recorded and repeated. */
+    const aff_gpu *g = aff__gpu_of(r->b);
+    int recorded = 0;
+    for (int i = 0; i < g->n_records; i++) recorded += g->record[i].graph != NULL;
+    assert_true(recorded > 0 || n_pieces == 4);
     /* Restored, and rolled back: the future is the same. */
     uint8_t *bytes;
     uint64_t size;

@@ -5,10 +5,10 @@
 
 static void argmax(const float *x, int64_t ld, int T, int n, int parts, int32_t *id, int32_t *bad)
 {
-    uint32_t *work = NEW(uint32_t, T * (3 * parts + 1));
-    const aff_k_argmax a = {.x = x, .id = id, .bad = bad, .work = work, .ld = ld, .n = n, .parts = parts};
+    uint32_t *part = NEW(uint32_t, T * 3 * parts), *count = NEW(uint32_t, T);
+    const aff_k_argmax a = {.x = x, .id = id, .bad = bad, .part = part, .count = count, .ld = ld, .n = n, .parts = parts};
     for (int twice = 0; twice < 2; twice++) launch("argmax", (unsigned)(T * parts), 256, 96, &a);
-    free(work);
+    free(part), free(count);
 }
 
 static void test_argmax(void **state)

@@ -3,6 +3,7 @@
 #include "base/mem.h"
 #include "base/file.h"
 #include "base/threads.h"
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -114,12 +115,44 @@ static void pool_runs_every_task_once(void **state)
     aff__pool_free(p);
 }
 
+/* A line with a path longer than the room: beginning and end of the path, all of the reason. */
+static void long_paths_keep_the_reason(void **state)
+{
+    char path[3000], *at = path;
+    aff_error err;
+    while (at < path + sizeof path - 12) at += sprintf(at, "/f\xC3\xBClder");
+    strcpy(at, "/x.aff");
+    aff__fail(&err, AFF_E_FORMAT, "%s: tensor 'blk.7.attn_q_a': expected %d rows, got %d", path, 1024, 7);
+    assert_true(strlen(err.msg) < sizeof err.msg && strlen(err.msg) > sizeof err.msg - 8);
+    assert_memory_equal(err.msg, "/f\xC3\xBClder/f\xC3\xBClder", 16);
+    const char *end = "/x.aff: tensor 'blk.7.attn_q_a': expected 1024 rows, got 7";
+    assert_string_equal(err.msg + strlen(err.msg) - strlen(end), end);
+    const char *dots = strstr(err.msg, "...");
+    assert_non_null(dots);
+    assert_int_not_equal((unsigned char)dots[3] & 0xC0, 0x80); /* no half characters */
+    assert_int_not_equal((unsigned char)dots[-1], 0xC3);
+    errno = ENOENT;
+    aff__fail_errno(&err, "cannot open '%s' for the draft", path);
+    end = "/x.aff' for the draft: No such file or directory";
+    assert_string_equal(err.msg + strlen(err.msg) - strlen(end), end);
+    assert_memory_equal(err.msg, "cannot open '/f", 15);
+    /* No path to shorten: the middle goes. */
+    memset(path, 'a', sizeof path - 1);
+    path[sizeof path - 1] = 0;
+    aff__fail(&err, AFF_E_INVALID, "--name: got %s, expected less", path);
+    assert_string_equal(err.msg + strlen(err.msg) - 15, ", expected less");
+    aff__fail(&err, AFF_E_INVALID, "%.507s", path);
+    assert_int_equal(strlen(err.msg), 507);
+    assert_null(strchr(err.msg, '.'));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranges_do_not_wrap),
         cmocka_unit_test(huge_allocation_is_an_error),
         cmocka_unit_test(outputs_are_all_or_nothing),
+        cmocka_unit_test(long_paths_keep_the_reason),
         cmocka_unit_test(pool_runs_every_task_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -40,12 +40,21 @@ const aff_config *aff__net_config(const aff_net *n) { return &n->cfg; }
 const char *aff__net_path(const aff_net *n) { return "fake.aff"; }
 aff_draft_kind aff__net_draft(const aff_net *n) { return AFF_DRAFT_NONE; }
 
-aff_status aff__seq_create(aff_seq **out, const aff_net *net, int64_t positions, aff_error *err)
+aff_status aff__seq_open(aff_seq **out, const aff_net *net, const aff_seq_options *o, aff_error *err)
 {
     *out = calloc(1, sizeof **out);
-    (*out)->capacity = positions;
+    (*out)->capacity = o->size;
     return AFF_OK;
 }
+aff_status aff__seq_plan(aff_seq_plan *out, const aff_net *net, int64_t positions, aff_error *err)
+{
+    *out = (aff_seq_plan){.positions = positions};
+    return AFF_OK;
+}
+aff_status aff__seq_grow(aff_seq *s, int64_t positions, aff_error *err) { return AFF_OK; }
+uint64_t aff__seq_handle_bytes(void) { return sizeof(aff_seq); }
+aff_runner_bytes aff__runner_plan(const aff_net *net, int threads, int64_t positions) { return (aff_runner_bytes){0}; }
+void aff__runner_on_route(aff_runner *r, aff_route_fn fn, void *ctx) {}
 void aff__seq_free(aff_seq *s) { free(s); }
 void aff__seq_reset(aff_seq *s) { s->pos = s->high = 0; }
 int64_t aff__seq_pos(const aff_seq *s) { return s->pos; }

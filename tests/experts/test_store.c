@@ -50,6 +50,7 @@ static void test_plan(void **state)
         assert_memory_equal(m->row, want_row, sizeof want_row);
         assert_memory_equal(m->rank, want_rank, sizeof want_rank);
         assert_memory_equal(m->weight, want_weight, sizeof want_weight);
+        aff__plan_done(p);
     }
     static const int32_t twice[] = {1, 2, 1}, high[] = {0, 1, 16}, low[] = {0, -1, 2};
     assert_int_equal(aff__plan_build(p, s, 0, twice, weights, 1, 3, &m, &err), AFF_E_FORMAT);
@@ -58,6 +59,7 @@ static void test_plan(void **state)
     assert_int_equal(aff__plan_build(p, s, 0, low, weights, 1, 3, &m, &err), AFF_E_FORMAT);
     assert_int_equal(aff__plan_build(p, s, 0, picks, weights, 5, 3, &m, &err), AFF_E_INVALID);
     must(aff__plan_build(p, s, 0, picks, weights, 3, 3, &m, &err)); /* still works */
+    aff__plan_done(p);
     aff__plan_free(p);
     aff__plan_free(NULL);
     aff__experts_free(s);
@@ -132,6 +134,75 @@ static void test_layouts(void **state)
     aff__container_close(a);
 }
 
+/* Copies of a row-major file within a bound: the least recently used goes, what is held stays, bytes are right after coming back. */
+static void test_copies(void **state)
+{
+    char dir[64], path[64];
+    aff_container *a;
+    aff_experts *x;
+    aff_expert first, e;
+    enum { SIZE = HIDDEN / 64 * INTER * 20 };
+    static uint8_t want[EXPERTS][SIZE];
+    snprintf(dir, sizeof dir, "%s/toy", root);
+    snprintf(path, sizeof path, "%s/copies.aff", root);
+    test_write_container(dir, path, AFF_Q2P875Q4, 11, 1);
+    must(aff__container_open(&a, path, &err));
+    const aff_ctensor *t = aff__container_find(a, "__codebook");
+    must(aff__experts_from_container(&x, a, LAYERS, EXPERTS, HIDDEN, INTER, t->blob + t->m.data_off, &err));
+    const uint64_t each = aff__experts_copies(x).each;
+    assert_int_equal(each, aff__container_layer(a, 0)->stride);
+    for (int i = 0; i < EXPERTS; i++) {
+        must(aff__experts_get(x, 1, i, &e, &err));
+        memcpy(want[i], e.gate.codes, SIZE);
+        aff__experts_put(x, 1, i);
+    }
+    assert_int_equal(aff__experts_copies(x).held, EXPERTS); /* no bound so far */
+    aff__experts_limit(x, 3 * each + each / 2);
+    assert_int_equal(aff__experts_copies(x).held, 3); /* the last three used */
+    const int64_t made = aff__experts_copies(x).made;
+    for (int i = EXPERTS - 3; i < EXPERTS; i++) {
+        must(aff__experts_get(x, 1, i, &e, &err));
+        aff__experts_put(x, 1, i);
+    }
+    assert_int_equal(aff__experts_copies(x).made, made);
+    /* One held through it all keeps its address and bytes; all others come and go. */
+    must(aff__experts_get(x, 1, 4, &first, &err));
+    for (int round = 0; round < 3; round++)
+        for (int i = 0; i < EXPERTS; i++) {
+            must(aff__experts_get(x, 1, i, &e, &err));
+            assert_memory_equal(e.gate.codes, want[i], SIZE);
+            if (i == 4) assert_ptr_equal(e.gate.codes, first.gate.codes);
+            aff__experts_put(x, 1, i);
+            assert_true(aff__experts_copies(x).held <= 3);
+        }
+    assert_memory_equal(first.gate.codes, want[4], SIZE);
+    aff__experts_put(x, 1, 4);
+    /* More held at a time than the bound: kept, and given back down to it afterwards. */
+    for (int i = 0; i < EXPERTS; i++) must(aff__experts_get(x, 2, i, &e, &err));
+    assert_int_equal(aff__experts_copies(x).held, EXPERTS);
+    assert_int_equal(aff__experts_copies(x).most, EXPERTS);
+    for (int i = 0; i < EXPERTS; i++) aff__experts_put(x, 2, i);
+    assert_int_equal(aff__experts_copies(x).held, 3);
+    /* A plan that fails half way gives back what it had. */
+    aff_plan *p;
+    const aff_moe_plan *m;
+    static const int32_t picks[] = {0, 1, 2, 3, 4, 5, 6, 7};
+    static const float weights[8];
+    must(aff__plan_create(&p, 1, 8, EXPERTS, &err));
+    aff__experts_limit(x, 0);
+    aff__alloc_fail_after(5);
+    assert_int_equal(aff__plan_build(p, x, 3, picks, weights, 1, 8, &m, &err), AFF_E_NOMEM);
+    aff__alloc_fail_after(0);
+    assert_int_equal(aff__experts_copies(x).held, 0);
+    must(aff__plan_build(p, x, 3, picks, weights, 1, 8, &m, &err));
+    assert_int_equal(aff__experts_copies(x).held, 8);
+    aff__plan_done(p);
+    assert_int_equal(aff__experts_copies(x).held, 0);
+    aff__plan_free(p);
+    aff__experts_free(x);
+    aff__container_close(a);
+}
+
 static void test_checkpoint_errors(void **state)
 {
     aff_experts *s;
@@ -164,6 +235,7 @@ static int remove_root(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_plan), cmocka_unit_test(test_layouts),
+                                       cmocka_unit_test(test_copies),
                                        cmocka_unit_test(test_checkpoint_errors)};
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

@@ -181,11 +181,21 @@ static void test_accepted(void **state)
     if (parse(o, &c, &err) != AFF_OK) fail_msg("%s", err.msg);
     for (int i = 0; i < 3; i++) assert_int_equal(c.tap[i], i);
     o = base();
-    json_object_del(o, "rope_scaling");
+    json_object_set_new(o, "rope_scaling", json_null()); /* said, not left out */
     json_object_del(o, "dspark_block_size");
     if (parse(o, &c, &err) != AFF_OK) fail_msg("%s", err.msg);
     assert_false(c.yarn);
     assert_int_equal(c.draft_block, 0);
+}
+
+static void test_no_scaling_is_said(void **state)
+{
+    aff_config c;
+    aff_error err = {0};
+    json_t *o = base();
+    json_object_del(o, "rope_scaling");
+    assert_int_equal(parse(o, &c, &err), AFF_E_FORMAT);
+    assert_non_null(strstr(err.msg, "'rope_scaling' is missing"));
 }
 
 static void test_not_json(void **state)
@@ -203,6 +213,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_values), cmocka_unit_test(test_missing),
                                        cmocka_unit_test(test_wrong), cmocka_unit_test(test_accepted),
-                                       cmocka_unit_test(test_not_json)};
+                                       cmocka_unit_test(test_no_scaling_is_said), cmocka_unit_test(test_not_json)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -189,6 +189,14 @@ static void test_companion(void **state)
     const aff_net_options p = {.numerics = AFF_FAST, .draft = true, .draft_path = other};
     must(aff__net_open(&n, path, &p, &err)); /* the same codebook, another file name */
     aff__net_close(n);
+    /* Without codebooks, and of the same shapes: told by the checkpoint it was made from. */
+    snprintf(path, sizeof path, "%s/plain.aff", root);
+    test_write_container(ckpt, path, AFF_MXFP4, 3, 2);
+    assert_int_equal(aff__net_open(&n, path, &o, &err), AFF_E_FORMAT);
+    if (!strstr(err.msg, "plain.dspark.aff: a draft of another model")) fail_msg("%s", err.msg);
+    test_write_container(ckpt, path, AFF_MXFP4, 3, 1);
+    must(aff__net_open(&n, path, &o, &err));
+    aff__net_close(n);
     const aff_net_options lost = {.draft = true, .draft_path = "/nonexistent.aff"};
     assert_int_not_equal(aff__net_open(&n, path, &lost, &err), AFF_OK);
     assert_non_null(strstr(err.msg, "/nonexistent.aff"));

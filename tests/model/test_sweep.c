@@ -230,6 +230,41 @@ static const aff_gguf_tensor *tensor(const aff_gguf *g, int layer, const char *p
     return t;
 }
 
+static double moment(const aff_gguf_tensor *t, int n, int of, int i, int j)
+{
+    return (double)f32_at(t, (uint64_t)of * (uint64_t)(n * (n + 1) / 2) + (uint64_t)(i * n - i * (i - 1) / 2 + j - i));
+}
+
+/* Second moments against the sums of squares, which are checked above: every row counts once for gate and up, so the diagonal
+ * times the picks is the sum over the experts; and a moment is at most the root of the product of two squares. */
+static void check_moments(const aff_gguf *f, const aff_config *g, int l)
+{
+    const aff_gguf_tensor *x2 = tensor(f, l, "gate", "in_sum2"), *h2 = tensor(f, l, "down", "in_sum2");
+    const aff_gguf_tensor *xx = tensor(f, l, "gate", "in_cov"), *hh = tensor(f, l, "down", "in_cov");
+    const int H = g->hidden, I = g->inter, E = g->experts;
+    assert_int_equal(xx->dims[0], H * (H + 1) / 2);
+    assert_int_equal(xx->dims[1], 1);
+    assert_int_equal(hh->dims[0], I * (I + 1) / 2);
+    assert_int_equal(hh->dims[1], E);
+    double off = 0;
+    for (int i = 0; i < H; i++) {
+        double all = 0;
+        for (int e = 0; e < E; e++) all += (double)f32_at(x2, (uint64_t)(e * H + i));
+        assert_true(fabs(moment(xx, H, 0, i, i) * g->picks - all) <= 1e-5 * all);
+        for (int j = i; j < H; j++) {
+            const double both = sqrt(moment(xx, H, 0, i, i) * moment(xx, H, 0, j, j));
+            assert_true(fabs(moment(xx, H, 0, i, j)) <= both * (1 + 1e-5));
+            if (j > i) off += fabs(moment(xx, H, 0, i, j)) / both;
+        }
+    }
+    assert_true(off > 0); /* not only a diagonal */
+    for (int e = 0; e < E; e++)
+        for (int i = 0; i < I; i++) {
+            const double want = (double)f32_at(h2, (uint64_t)(e * I + i));
+            assert_true(fabs(moment(hh, I, e, i, i) - want) <= 1e-5 * want);
+        }
+}
+
 /* tolerance 0: the sums of x are the same additions. h is float32 in the engine; in `fast` its products are of rounded
  * activations. */
 static void check_file(const char *path, const aff_net *net, record **rec, double h_tolerance)
@@ -265,6 +300,7 @@ static void check_file(const char *path, const aff_net *net, record **rec, doubl
                 fail_msg("layer %d expert %d: sums of h are off by %g of %g", l, e, worst, norm);
             for (int i = 0; i < 3; i++) free(w.w[i]);
         }
+    for (int l = 0; l < aff__net_layers(net); l++) check_moments(f, g, l);
     free(sx);
     free(sh);
     aff__ckpt_close(c);

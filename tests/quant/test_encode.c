@@ -162,7 +162,7 @@ static void same_bytes_at_every_level(void **state)
             uint8_t *to = level ? again : first;
             aff_qerror e = {0}, check = {0};
             memset(to, 0, RECORD);
-            aff__encode_matrix(s, sp, &m, &src->m, weight, to, &e);
+            aff__encode_matrix(s, sp, &m, &src->m, weight, NULL, to, &e);
             if (level) assert_memory_equal(first, again, RECORD);
             /* The figures are the decoder's. */
             assert_int_equal(aff__expert_matrix_error(&m, to, bytes, src->w, weight, &check), AFF_OK);
@@ -258,7 +258,7 @@ static void row_scale_is_least_squares(void **state)
     static uint8_t record[RECORD];
     assert_int_equal(aff__encode_space_create(&sp, COLS, NULL), AFF_OK);
     aff_qerror e = {0};
-    aff__encode_matrix(s, sp, &m, &src->m, src->weight, record, &e);
+    aff__encode_matrix(s, sp, &m, &src->m, src->weight, NULL, record, &e);
     uint8_t *scale = record + m.rscale_off + 2 * 2;
     int best = scale[0] | scale[1] << 8;
     double least = INFINITY;
@@ -324,8 +324,8 @@ static void fit_serves_the_encoder(void **state)
     m.rows = 4;
     other->m.rows = 4;
     aff_qerror a = {0}, b = {0};
-    aff__encode_matrix(s, sp, &m, &other->m, other->weight, record, &a);
-    aff__encode_matrix(plain, sp, &m, &other->m, other->weight, record, &b);
+    aff__encode_matrix(s, sp, &m, &other->m, other->weight, NULL, record, &a);
+    aff__encode_matrix(plain, sp, &m, &other->m, other->weight, NULL, record, &b);
     assert_true(aff__qerror_weighted(&a) < 0.9 * aff__qerror_weighted(&b));
     aff__encode_space_free(sp);
     aff__search_free(s);

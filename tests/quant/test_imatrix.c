@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const aff_im_shape shape = {.layers = 2, .experts = 3, .hidden = 4, .inter = 2};
 
@@ -253,6 +254,78 @@ static void bad_names(void **state)
     free(b.p);
 }
 
+/* ---- second moments ---- */
+
+/* One tensor `name` of rank 2; what opening says. */
+static aff_status open_moments(const char *name, uint64_t a, uint64_t b, const float *data, aff_imatrix **m, aff_error *e)
+{
+    static const char path[] = "/tmp/aff-moments.gguf";
+    char own[64];
+    uint64_t index[3];
+    aff_gguf_out *o;
+    snprintf(own, sizeof own, "%s.%d", path, (int)getpid());
+    assert_int_equal(aff__gguf_out_create(&o, own, e), AFF_OK);
+    assert_int_equal(aff__gguf_out_tensor(o, "blk.0.ffn_down_exps.weight.in_sum2", 2, (const uint64_t[]){2, 3}, &index[0], e), AFF_OK);
+    assert_int_equal(aff__gguf_out_tensor(o, "blk.0.ffn_down_exps.weight.counts", 2, (const uint64_t[]){1, 3}, &index[1], e), AFF_OK);
+    assert_int_equal(aff__gguf_out_tensor(o, name, 2, (const uint64_t[]){a, b}, &index[2], e), AFF_OK);
+    assert_int_equal(aff__gguf_out_begin(o, e), AFF_OK);
+    assert_int_equal(aff__gguf_out_data(o, index[0], (const float[]){1, 2, 3, 4, 5, 6}, e), AFF_OK);
+    assert_int_equal(aff__gguf_out_data(o, index[1], (const float[]){1, 1, 1}, e), AFF_OK);
+    assert_int_equal(aff__gguf_out_data(o, index[2], data, e), AFF_OK);
+    assert_int_equal(aff__gguf_out_finish(o, e), AFF_OK);
+    const aff_status s = aff__imatrix_open(m, own, &shape, e);
+    unlink(own);
+    return s;
+}
+
+static void second_moments(void **state)
+{
+    float ten[12] = {4, 1, 2, 0, 5, -1, 1, 3, 0, 2, 0, 0}, nine[9] = {1, 0.5f, 2, 0, 0, 0, 0, 0, 3};
+    aff_imatrix *m;
+    aff_error e = {0};
+    (void)state;
+    assert_int_equal(open_moments("blk.0.ffn_gate_exps.weight.in_cov", 10, 1, ten, &m, &e), AFF_OK);
+    assert_int_equal(aff__imatrix_info(m)->moments, 1);
+    assert_int_equal(aff__imatrix_info(m)->moments_down, 0);
+    for (int part = 0; part < 2; part++)
+        for (uint32_t x = 0; x < 3; x++)
+            assert_memory_equal(aff__imatrix_moments(m, 0, x, (aff_im_part)part), ten, 40);
+    assert_null(aff__imatrix_moments(m, 0, 0, AFF_IM_DOWN));
+    assert_null(aff__imatrix_moments(m, 1, 0, AFF_IM_GATE));
+    assert_null(aff__imatrix_moments(m, 2, 0, AFF_IM_GATE));
+    aff__imatrix_close(m);
+    assert_int_equal(open_moments("blk.1.ffn_down_exps.weight.in_cov", 3, 3, nine, &m, &e), AFF_OK);
+    assert_int_equal(aff__imatrix_info(m)->moments_down, 1);
+    assert_memory_equal(aff__imatrix_moments(m, 1, 0, AFF_IM_DOWN), nine, 12);
+    assert_null(aff__imatrix_moments(m, 1, 1, AFF_IM_DOWN)); /* never seen */
+    assert_memory_equal(aff__imatrix_moments(m, 1, 2, AFF_IM_DOWN), nine + 6, 12);
+    assert_null(aff__imatrix_moments(m, 1, 3, AFF_IM_DOWN));
+    aff__imatrix_close(m);
+
+    const struct {
+        const char *name;
+        uint64_t a, b;
+        int at;
+        float value;
+        const char *words;
+    } cases[] = {
+        {"blk.0.ffn_gate_exps.weight.in_cov", 10, 1, 1, NAN, "row 0, column 1"},
+        {"blk.0.ffn_gate_exps.weight.in_cov", 10, 1, 4, -5, "row 1, column 1"},
+        {"blk.0.ffn_gate_exps.weight.in_cov", 10, 1, 9, INFINITY, "row 3, column 3"},
+        {"blk.0.ffn_gate_exps.weight.in_cov", 3, 1, 0, 1, "expected 10 x 1 values, got 3 x 1"},
+        {"blk.0.ffn_down_exps.weight.in_cov", 3, 2, 0, 1, "expected 3 x 3 values, got 3 x 2"},
+        {"blk.0.ffn_up_exps.weight.in_cov", 10, 1, 0, 1, "ffn_gate_exps or ffn_down_exps"},
+        {"blk.2.ffn_gate_exps.weight.in_cov", 10, 1, 0, 1, "layers 0 to 1"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        float bad[12];
+        memcpy(bad, ten, sizeof bad);
+        bad[cases[i].at] = cases[i].value;
+        assert_int_equal(open_moments(cases[i].name, cases[i].a, cases[i].b, bad, &m, &e), AFF_E_FORMAT);
+        if (!strstr(e.msg, cases[i].words) || !strstr(e.msg, "in_cov")) fail_msg("'%s' does not say '%s'", e.msg, cases[i].words);
+    }
+}
+
 static void other_models(void **state)
 {
     static const struct {
@@ -324,7 +397,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(v4_gguf),       cmocka_unit_test(fused_gguf),   cmocka_unit_test(converted_gguf),
         cmocka_unit_test(legacy),        cmocka_unit_test(cut_gguf),     cmocka_unit_test(bad_numbers),
-        cmocka_unit_test(bad_names),     cmocka_unit_test(other_models), cmocka_unit_test(bad_legacy),
+        cmocka_unit_test(bad_names),     cmocka_unit_test(second_moments), cmocka_unit_test(other_models), cmocka_unit_test(bad_legacy),
         cmocka_unit_test(out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

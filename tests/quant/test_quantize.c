@@ -41,8 +41,8 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
     (void)state;
-    static const char *const patterns[] = {"ck/*", "out/*", "blobs/*", "*", ""};
-    for (int i = 0; i < 5; i++) {
+    static const char *const patterns[] = {"ck/*", "out/*", "blobs/*", "mo-blobs/*", "*", ""};
+    for (int i = 0; i < 6; i++) {
         glob_t g;
         if (glob(at(patterns[i]), 0, NULL, &g) != 0) continue;
         for (size_t k = 0; k < g.gl_pathc; k++) remove(g.gl_pathv[k]);
@@ -516,6 +516,59 @@ static void first_layers(void **state)
 
 enum { LAYERS = 3, EXPERTS = 5, WIDTH = 128 };
 
+/* The upper triangle of sum v v^T over a few vectors v that share a direction. */
+static void put_moments(float *to, uint64_t *rng)
+{
+    float v[40][WIDTH];
+    for (int t = 0; t < 40; t++) {
+        const float z = naive_gauss(rng);
+        for (int c = 0; c < WIDTH; c++) v[t][c] = naive_gauss(rng) + z * (float)(c % 3);
+    }
+    for (int i = 0; i < WIDTH; i++)
+        for (int j = i; j < WIDTH; j++) {
+            double s = 0;
+            for (int t = 0; t < 40; t++) s += (double)v[t][i] * (double)v[t][j];
+            *to++ = (float)s;
+        }
+}
+
+enum { TRIANGLE = WIDTH * (WIDTH + 1) / 2 };
+
+/* A GGUF imatrix of second moments besides: of gate in layers 0 and 1, of down in layers 1 and 2; expert 2 of layer 1 was
+ * never seen. */
+static void declare_moments(aff_gguf_out *o, uint64_t index[LAYERS][2])
+{
+    aff_error err = {0};
+    for (int l = 0; l < LAYERS; l++)
+        for (int down = 0; down < 2; down++) {
+            char name[96];
+            const uint64_t dims[2] = {TRIANGLE, down ? EXPERTS : 1};
+            if (l == (down ? 0 : 2)) continue;
+            snprintf(name, sizeof name, "blk.%d.ffn_%s_exps.weight.in_cov", l, down ? "down" : "gate");
+            assert_int_equal(aff__gguf_out_tensor(o, name, 2, dims, &index[l][down], &err), AFF_OK);
+        }
+}
+
+static void data_moments(aff_gguf_out *o, uint64_t index[LAYERS][2])
+{
+    aff_error err = {0};
+    uint64_t rng = 78;
+    float *buf = calloc(EXPERTS, TRIANGLE * sizeof *buf);
+    assert_non_null(buf);
+    for (int l = 0; l < LAYERS; l++)
+        for (int down = 0; down < 2; down++) {
+            if (l == (down ? 0 : 2)) continue;
+            for (int e = 0; e < (down ? EXPERTS : 1); e++) {
+                put_moments(buf + e * TRIANGLE, &rng);
+                if (l == 1 && e == 2) memset(buf + e * TRIANGLE, 0, TRIANGLE * sizeof *buf);
+            }
+            assert_int_equal(aff__gguf_out_data(o, index[l][down], buf, &err), AFF_OK);
+        }
+    free(buf);
+}
+
+static bool with_moments; /* of write_imatrix */
+
 /* GGUF imatrix of the checkpoint. Expert 2 of layer 1 was never seen; counts are 10 * layer + expert + 1. scale: of all
  * sums. */
 static void write_imatrix(const char *path, float scale, const char *rename)
@@ -536,7 +589,10 @@ static void write_imatrix(const char *path, float scale, const char *rename)
             assert_int_equal(aff__gguf_out_tensor(o, name, 2, one, &index[l][i][1], &err), AFF_OK);
         }
     }
+    uint64_t moments[LAYERS][2];
+    if (with_moments) declare_moments(o, moments);
     assert_int_equal(aff__gguf_out_begin(o, &err), AFF_OK);
+    if (with_moments) data_moments(o, moments);
     uint64_t rng = 77;
     for (int l = 0; l < LAYERS; l++) {
         for (int i = 0; i < 3; i++) {
@@ -626,6 +682,46 @@ static void importance(void **state)
     refused((aff_quantize_options){.src = DSPARK, .imatrix = at("im2.gguf")}, "im2.gguf");
     write_imatrix(at("im2.gguf"), NAN, "exps");
     refused((aff_quantize_options){.src = DSPARK, .imatrix = at("im2.gguf")}, "blk.0.ffn_down_exps.weight");
+}
+
+static void same_record(const aff_container *a, const aff_container *b, uint32_t l, uint32_t e, bool same)
+{
+    const aff_clayer *y = aff__container_layer(a, l);
+    if ((memcmp(aff__container_expert(a, l, e), aff__container_expert(b, l, e), y->stride) == 0) != same)
+        fail_msg("layer %u expert %u: %s", l, e, same ? "differs" : "is the same");
+}
+
+/* Second moments: other bytes where they are, the same elsewhere and from any number of threads; through blobs and --verify
+ * as well; --compat ignores them. */
+static void error_feedback(void **state)
+{
+    (void)state;
+    with_moments = true;
+    write_imatrix(at("mo.gguf"), 1, "exps");
+    with_moments = false;
+    aff_quantize_options o = {.src = DSPARK, .out = at("mo.aff"), .imatrix = at("mo.gguf"), .codebook = at("main.aff"),
+                              .threads = 1, .verify = true};
+    quantize(o);
+    o.out = at("mo2.aff");
+    o.threads = 3;
+    quantize(o);
+    same_file(at("mo.aff"), at("mo2.aff"));
+    o.verify = false;
+    o.experts_dir = at("mo-blobs");
+    quantize(o);
+    o.experts_from = o.experts_dir;
+    o.experts_dir = NULL;
+    quantize(o);
+    same_file(at("mo.aff"), at("mo2.aff"));
+
+    aff_container *a = open_container(at("mo.aff")), *b = open_container(at("im.aff"));
+    for (uint32_t l = 0; l < LAYERS; l++)
+        for (uint32_t e = 0; e < EXPERTS; e++) same_record(a, b, l, e, false);
+    aff__container_close(a);
+    aff__container_close(b);
+    quantize((aff_quantize_options){
+        .src = DSPARK, .out = at("mo2.aff"), .imatrix = at("mo.gguf"), .compat = true, .threads = 2});
+    same_file(at("im-compat.aff"), at("mo2.aff"));
 }
 
 /* ---- several machines, one after the other ---- */
@@ -981,6 +1077,7 @@ int main(void)
         cmocka_unit_test(model_container), cmocka_unit_test(compatible_container),
         cmocka_unit_test(draft_container), cmocka_unit_test(lossless_container),
         cmocka_unit_test(first_layers),    cmocka_unit_test(importance),
+        cmocka_unit_test(error_feedback),
         cmocka_unit_test(split_and_join),  cmocka_unit_test(resume_checks_what_it_finds),
         cmocka_unit_test(bad_checkpoints), cmocka_unit_test(bad_options_and_files),
         cmocka_unit_test(out_of_memory),   cmocka_unit_test(tells_what_it_does),

@@ -16,7 +16,7 @@
 static aff_net *the_net;
 static aff_tokenizer *the_tok;
 
-static int open_model(void **state)
+static inline int open_model(void **state)
 {
     aff_error err = {0};
     if (aff__net_open(&the_net, AFF_SOURCE_DIR "/models/tiny-v4", &(aff_net_options){.numerics = AFF_FAST}, &err) !=
@@ -28,14 +28,14 @@ static int open_model(void **state)
     return 0;
 }
 
-static int close_model(void **state)
+static inline int close_model(void **state)
 {
     aff__tokenizer_free(the_tok);
     aff__net_close(the_net);
     return 0;
 }
 
-static aff_server *serve(aff_server_options o)
+static inline aff_server *serve(aff_server_options o)
 {
     aff_server *s;
     aff_error err = {0};
@@ -47,7 +47,7 @@ static aff_server *serve(aff_server_options o)
 
 /* ---- raw ---- */
 
-static int dial(const aff_server *s)
+static inline int dial(const aff_server *s)
 {
     const int fd = socket(AF_INET, SOCK_STREAM, 0);
     const struct sockaddr_in a = {
@@ -58,7 +58,7 @@ static int dial(const aff_server *s)
 }
 
 /* What the server does not want to read is no failure: it may answer and close before. */
-static void send_all(int fd, const char *p, size_t n)
+static inline void send_all(int fd, const char *p, size_t n)
 {
     while (n) {
         const ssize_t k = send(fd, p, n, MSG_NOSIGNAL);
@@ -69,7 +69,7 @@ static void send_all(int fd, const char *p, size_t n)
 }
 
 /* Reads until `until` is in b (NULL: until the end); false: the end came first. */
-static bool read_until(int fd, aff_buf *b, const char *until)
+static inline bool read_until(int fd, aff_buf *b, const char *until)
 {
     char part[4096];
     while (!until || !b->n || !strstr(b->s, until)) {
@@ -81,7 +81,7 @@ static bool read_until(int fd, aff_buf *b, const char *until)
 }
 
 /* One exchange of raw bytes; the answer until the server closes. Freed by the caller. */
-static char *exchange(const aff_server *s, const char *bytes, size_t n)
+static inline char *exchange(const aff_server *s, const char *bytes, size_t n)
 {
     aff_buf b = {0};
     const int fd = dial(s);
@@ -92,7 +92,7 @@ static char *exchange(const aff_server *s, const char *bytes, size_t n)
     return b.s;
 }
 
-static void put_request(aff_buf *b, const char *method, const char *path, const char *headers, const char *body)
+static inline void put_request(aff_buf *b, const char *method, const char *path, const char *headers, const char *body)
 {
     char line[256];
     snprintf(line, sizeof line, "%s %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %zu\r\n", method,
@@ -111,7 +111,7 @@ typedef struct answer {
     json_t *json;     /* of the body, NULL when it is none */
 } answer;
 
-static void join_chunks(char *body)
+static inline void join_chunks(char *body)
 {
     char *to = body, *end;
     for (char *p = body;;) {
@@ -124,7 +124,7 @@ static void join_chunks(char *body)
     *to = 0;
 }
 
-static answer parse_answer(char *all)
+static inline answer parse_answer(char *all)
 {
     answer a = {.all = all, .head = all};
     char *gap = strstr(all, "\r\n\r\n");
@@ -137,7 +137,8 @@ static answer parse_answer(char *all)
     return a;
 }
 
-static answer call(const aff_server *s, const char *method, const char *path, const char *headers, const char *body)
+static inline answer call(const aff_server *s, const char *method, const char *path, const char *headers,
+                          const char *body)
 {
     aff_buf b = {0};
     put_request(&b, method, path, headers, body);
@@ -146,12 +147,12 @@ static answer call(const aff_server *s, const char *method, const char *path, co
     return parse_answer(all);
 }
 
-static answer post(const aff_server *s, const char *path, const char *body)
+static inline answer post(const aff_server *s, const char *path, const char *body)
 {
     return call(s, "POST", path, "", body);
 }
 
-static void done_with(answer *a)
+static inline void done_with(answer *a)
 {
     json_decref(a->json);
     free(a->all);
@@ -159,7 +160,7 @@ static void done_with(answer *a)
 }
 
 /* A value by a path like "choices.0.message.content"; fails when there is none. */
-static json_t *at(const json_t *v, const char *path)
+static inline json_t *at(const json_t *v, const char *path)
 {
     char key[64];
     const char *p = path;
@@ -173,21 +174,73 @@ static json_t *at(const json_t *v, const char *path)
     return (json_t *)(uintptr_t)v;
 }
 
-static const char *text_at(const json_t *v, const char *path)
+static inline const char *text_at(const json_t *v, const char *path)
 {
     return json_string_value(at(v, path));
 }
-static long long int_at(const json_t *v, const char *path)
+static inline long long int_at(const json_t *v, const char *path)
 {
     return json_integer_value(at(v, path));
 }
 
+/* Sends a request for an answer that goes on; returns when `until` has arrived. */
+static inline int begin_at(const aff_server *s, const char *path, const char *body, const char *until, aff_buf *got)
+{
+    aff_buf b = {0};
+    const int fd = dial(s);
+    put_request(&b, "POST", path, "", body);
+    send_all(fd, b.s, b.n);
+    aff__buf_free(&b);
+    assert_true(read_until(fd, got, until));
+    return fd;
+}
+
 /* The data of the i-th event of a stream as JSON; NULL: there is none, or it is no JSON ([DONE]). */
-static json_t *event_at(const char *body, int i)
+static inline json_t *event_at(const char *body, int i)
 {
     for (const char *p = strstr(body, "data: "); p;
          p = strstr(p + 6, "\ndata: ") ? strstr(p + 6, "\ndata: ") + 1 : NULL)
         if (!i--) return json_loadb(p + 6, strcspn(p + 6, "\n"), 0, NULL);
     return NULL;
 }
+static inline long long metric(const aff_server *s, const char *name)
+{
+    char line[128];
+    answer a = call(s, "GET", "/metrics", "", "");
+    assert_int_equal(a.status, 200);
+    snprintf(line, sizeof line, "\n%s ", name);
+    const char *p = strstr(a.body, line);
+    assert_non_null(p);
+    const long long v = atoll(p + strlen(line));
+    done_with(&a);
+    return v;
+}
+
+static inline char *repeat(const char *before, char c, size_t n, const char *after)
+{
+    char *b = malloc(strlen(before) + n + strlen(after) + 1);
+    assert_non_null(b);
+    char *p = b + sprintf(b, "%s", before);
+    memset(p, c, n);
+    strcpy(p + n, after);
+    return b;
+}
+
+/* Splits a line of the tool set into the parts of its prompt. */
+static inline json_t *tool_request(const json_t *row, bool stream)
+{
+    const char *system = text_at(row, "prompt"), *user = strstr(system, "<｜User｜>"),
+               *tools = strstr(system, "\n\n## Tools"), *reply = strstr(system, "<｜Assistant｜>");
+    assert_true(tools && user && reply);
+    json_t *list = json_array(), *t;
+    size_t i;
+    json_array_foreach(at(row, "tools"), i, t)
+        json_array_append_new(list, json_pack("{s:s,s:O}", "type", "function", "function", t));
+    user += strlen("<｜User｜>");
+    return json_pack("{s:[{s:s,s:s%},{s:s,s:s%}],s:o,s:i,s:b,s:{s:s}}", "messages", "role", "system", "content", system,
+                     (size_t)(tools - system), "role", "user", "content", user, (size_t)(reply - user), "tools", list,
+                     "temperature", 0, "stream", stream, "thinking", "type",
+                     strstr(reply, "</think>") ? "disabled" : "enabled");
+}
+
 #endif

@@ -6,7 +6,7 @@ refused 2 "--serve: expected a model" --serve
 refused 2 "--chat-format: expected auto, v4, 0731 or v4.1, got 'v5'" --serve -m "$model" --chat-format v5
 refused 2 "expected --prefix-cache-dir with them" --serve -m "$model" --persistent-prefix-cache
 refused 2 "--port" --serve -m "$model" --port 70000
-refused 1 "--host: expected an IPv4 or IPv6 address, got 'nowhere'" --serve -m "$model" --host nowhere
+refused 1 "--host: expected an IPv4 or IPv6 address or unix:PATH, got 'nowhere'" --serve -m "$model" --host nowhere
 : >"$tmp/empty"
 refused 1 "expected a key in the first line" --serve -m "$model" --api-key-file "$tmp/empty"
 refused 1 "$tmp/none" --serve -m "$model" --api-key-file "$tmp/none"
@@ -16,7 +16,7 @@ grep -q -- '--max-tokens-floor' "$tmp/out" || fail "--serve --help lists the ser
 # The server tells its address through a pipe, so that nothing here waits for time.
 printf 'secret\nsecond line\n' >"$tmp/key"
 mkfifo "$tmp/log"
-"$affinity" --serve -m "$model" --port 0 --threads 1 --context 2048 --api-key-file "$tmp/key" --max-tokens-floor 0 \
+"$affinity" --serve -m "$model" --port 0 --threads 1 --kv-size 2048 --api-key-file "$tmp/key" --max-tokens-floor 0 \
     --prefix-cache-dir "$tmp/cache" --prefix-cache-gib 1 --prefix-cache-block 64 2>"$tmp/log" &
 pid=$!
 exec 3<"$tmp/log"

@@ -13,19 +13,6 @@ static const char paris[] = "The capital of France is Paris.";
 /* An answer that goes on until someone stops it. */
 #define ENDLESS "{" PLAIN ", \"stream\": true, \"ignore_eos\": true}"
 
-static long long metric(const aff_server *s, const char *name)
-{
-    char line[128];
-    answer a = call(s, "GET", "/metrics", "", "");
-    assert_int_equal(a.status, 200);
-    snprintf(line, sizeof line, "\n%s ", name);
-    const char *p = strstr(a.body, line);
-    assert_non_null(p);
-    const long long v = atoll(p + strlen(line));
-    done_with(&a);
-    return v;
-}
-
 /* ---- answers ---- */
 
 static void chat_whole(void **state)
@@ -79,23 +66,6 @@ static void chat_stream(void **state)
     assert_string_equal(a.body + strlen(a.body) - 14, "data: [DONE]\n\n");
     done_with(&a);
     aff__server_stop(s, 0);
-}
-
-/* Splits a line of the tool set into the parts of its prompt. */
-static json_t *tool_request(const json_t *row, bool stream)
-{
-    const char *system = text_at(row, "prompt"), *user = strstr(system, "<｜User｜>"),
-               *tools = strstr(system, "\n\n## Tools"), *reply = strstr(system, "<｜Assistant｜>");
-    assert_true(tools && user && reply);
-    json_t *list = json_array(), *t;
-    size_t i;
-    json_array_foreach(at(row, "tools"), i, t)
-        json_array_append_new(list, json_pack("{s:s,s:O}", "type", "function", "function", t));
-    user += strlen("<｜User｜>");
-    return json_pack("{s:[{s:s,s:s%},{s:s,s:s%}],s:o,s:i,s:b,s:{s:s}}", "messages", "role", "system", "content", system,
-                     (size_t)(tools - system), "role", "user", "content", user, (size_t)(reply - user), "tools", list,
-                     "temperature", 0, "stream", stream, "thinking", "type",
-                     strstr(reply, "</think>") ? "disabled" : "enabled");
 }
 
 static void check_call(const json_t *row, const char *name, const char *args)
@@ -379,16 +349,6 @@ static void bad_fields(void **state)
     aff__server_stop(s, 0);
 }
 
-static char *repeat(const char *before, char c, size_t n, const char *after)
-{
-    char *b = malloc(strlen(before) + n + strlen(after) + 1);
-    assert_non_null(b);
-    char *p = b + sprintf(b, "%s", before);
-    memset(p, c, n);
-    strcpy(p + n, after);
-    return b;
-}
-
 static void bad_http(void **state)
 {
 #define POST_ "POST " CHAT " HTTP/1.1\r\nHost: x\r\n"
@@ -503,21 +463,15 @@ static void too_long(void **state)
 
 static int begin_stream(const aff_server *s, const char *body, const char *until, aff_buf *got)
 {
-    aff_buf b = {0};
-    const int fd = dial(s);
-    put_request(&b, "POST", CHAT, "", body);
-    send_all(fd, b.s, b.n);
-    aff__buf_free(&b);
-    assert_true(read_until(fd, got, until));
-    return fd;
+    return begin_at(s, CHAT, body, until, got);
 }
 
 static void queue_and_cancel(void **state)
 {
     aff_server *s = serve((aff_server_options){.engine = {.slots = 1, .queue = 1}, .http = {.heartbeat_ms = 20}});
     aff_buf got[2] = {0};
-    const int first = begin_stream(s, ENDLESS, "\"The\"", &got[0]),    /* has the slot */
-        second = begin_stream(s, ENDLESS, ": heartbeat\n\n", &got[1]); /* waits, and hears from the server */
+    const int first = begin_stream(s, ENDLESS, "\"The\"", &got[0]),          /* has the slot */
+        second = begin_stream(s, ENDLESS, ": queued, place 1\n\n", &got[1]); /* waits, and hears from the server */
     assert_null(strstr(got[1].s, "\"The\""));
     answer a = post(s, CHAT, "{" PLAIN "}");
     assert_int_equal(a.status, 429);

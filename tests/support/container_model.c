@@ -128,7 +128,7 @@ static void copy(job *j, const char *cprefix, const char *kprefix, const pair *p
 static void dense(job *j, const aff_config *c, bool draft, int stages, const uint8_t *codebook)
 {
     char cp[32], kp[32];
-    tensor(j, "__codebook", AFF_F32, 1, 2048, codebook, AFF_CB_BYTES, NULL, 0);
+    if (codebook) tensor(j, "__codebook", AFF_F32, 1, 2048, codebook, AFF_CB_BYTES, NULL, 0);
     if (draft) {
         snprintf(kp, sizeof kp, "mtp.%d.", stages - 1);
         COPY_ALL(j, "", "mtp.0.", draft_first);
@@ -210,6 +210,7 @@ static void write_one(const aff_ckpt *k, const aff_config *c, const char *path, 
     char file[1024], *text;
     size_t size;
     uint8_t codebook[AFF_CB_BYTES];
+    const uint64_t identity = cb_seed;
     int stages = 0, layers;
     for (char name[64];; stages++) {
         snprintf(name, sizeof name, "mtp.%d.attn.wkv.weight", stages);
@@ -226,12 +227,15 @@ static void write_one(const aff_ckpt *k, const aff_config *c, const char *path, 
     must(aff__read_file(file, 1 << 20, &text, &size, &err));
     must(aff__cwriter_meta(j.w, text, size, &err));
     free(text);
-    dense(&j, c, draft, stages, codebook);
+    char made[64]; /* stands for the checkpoint: drafts of another model have another */
+    snprintf(made, sizeof made, "{\"checkpoint_xxh3\": \"%016llx\"}", (unsigned long long)identity);
+    must(aff__cwriter_provenance(j.w, made, strlen(made), &err));
+    dense(&j, c, draft, stages, d == AFF_MXFP4 ? NULL : codebook);
     for (int l = 0; l < layers; l++)
         must(aff__cwriter_layer(j.w, (uint32_t)c->experts, d, (uint64_t)c->inter, (uint64_t)c->hidden, &err));
     must(aff__cwriter_begin(j.w, &err));
     j.filling = true;
-    dense(&j, c, draft, stages, codebook);
+    dense(&j, c, draft, stages, d == AFF_MXFP4 ? NULL : codebook);
     experts(&j, d, draft ? "mtp." : "layers.", layers, c->experts, seed);
     must(aff__cwriter_finish(j.w, &err));
 }

@@ -7,7 +7,8 @@
 #include <stdint.h>
 
 /* Writes `path` (NAME.aff) and its companion NAME.dspark.aff from the checkpoint folder. seed: of the codes; cb_seed:
- * of the companion's codebook (the main one has seed 1; another value makes a companion that does not fit). Fails the
+ * of the companion's codebook (the main one has seed 1; another value makes a companion that does not fit: it
+ * is of another checkpoint, too). Fails the
  * test on any error. */
 void test_write_container(const char *ckpt, const char *path, aff_dtype experts, uint64_t seed, uint64_t cb_seed);
 #endif

@@ -1,4 +1,4 @@
-/* attend_simd.h - attention of one position and index scores over simd16.h, included once per instruction set.
+/* attend_simd.h - attention of one position over simd16.h, included once per instruction set.
  *
  * All heads share the key rows, so a few heads go through the cut together: first their scores, a few keys at a time;
  * then the weighted sum, a strip of columns at a time, whose lanes stay in registers over the whole cut. A cut of 64
@@ -39,6 +39,13 @@ AFF__INLINE void at_dots(int A, int B, const float *a, int64_t lda, const float 
     }
 }
 
+/* Asks for the rows of the next cut, keys j..j+3 of it: while scores are computed, so that the requests do not pile up. */
+AFF__INLINE void at_ask(const aff__ahead *next, int j)
+{
+    for (int i = j; i < j + AT_KEYS && i < next->n; i++)
+        for (int b = 0; b < next->bytes; b += 64) _mm_prefetch((const char *)next->row[i] + b, _MM_HINT_T1);
+}
+
 /* The state of the heads that go together; p[i][j] is the weight of key j of the cut for head i. */
 typedef struct at_heads {
     float M[AT_HEADS], Z[AT_HEADS];
@@ -46,8 +53,8 @@ typedef struct at_heads {
     _Alignas(64) float p[AT_HEADS][AFF__KEY_CUT];
 } at_heads;
 
-/* Scores of a cut to weights; M and Z move on. */
-AFF__INLINE void at_weights(at_heads *s, int i, int n, float scale)
+/* Scores of a cut to weights; M and Z move on, or (alone) become the cut's own. */
+AFF__INLINE void at_weights(at_heads *s, int i, int n, float scale, bool alone)
 {
     float *p = s->p[i];
     for (int j = 0; j < n; j++) p[j] *= scale;
@@ -56,16 +63,20 @@ AFF__INLINE void at_weights(at_heads *s, int i, int n, float scale)
     v16 vm = v16_set1(m);
     for (int j = 0; j < n; j += 16) v16_store(p + j, v16_exp(v16_sub(v16_load(p + j), vm)));
     for (int j = 0; j < n; j++) z += p[j];
+    if (alone) {
+        s->M[i] = m, s->Z[i] = z;
+        return;
+    }
     float top = m > s->M[i] ? m : s->M[i];
     s->a[i] = aff__expf(s->M[i] - top), s->b[i] = aff__expf(m - top);
     s->M[i] = top;
     s->Z[i] = fmaf(s->Z[i], s->a[i], z * s->b[i]);
 }
 
-/* V[i][d..] = V * a + (sum over the cut of p k) * b for S vectors of columns from d on; the last may be partial (live
- * lanes). */
-AFF__INLINE void at_strip(const at_heads *s, int H, int S, const float *const *key, int n, int d, int live, float *V,
-                          int D)
+/* V[i][d..] = V * a + (sum over the cut of p k) * b, or (alone) that sum, for S vectors of columns from d on; the last may
+ * be partial (live lanes). */
+AFF__INLINE void at_strip(const at_heads *s, int H, int S, const float *const *key, int n, int d, int live, bool alone,
+                          float *V, int D)
 {
     v16 acc[AT_HEADS][AT_STRIP];
     for (int i = 0; i < H; i++)
@@ -82,7 +93,9 @@ AFF__INLINE void at_strip(const at_heads *s, int H, int S, const float *const *k
         float *v = V + (int64_t)i * D + d;
         v16 a = v16_set1(s->a[i]), b = v16_set1(s->b[i]);
         for (int c = 0; c < S; c++) {
-            if (live == 16)
+            if (alone)
+                v16_store_part(v + 16 * c, acc[i][c], live);
+            else if (live == 16)
                 v16_store(v + 16 * c, v16_fma(v16_load(v + 16 * c), a, v16_mul(acc[i][c], b)));
             else
                 v16_store_part(v, v16_fma(v16_load_part(v, live), a, v16_mul(acc[i][c], b)), live);
@@ -91,76 +104,59 @@ AFF__INLINE void at_strip(const at_heads *s, int H, int S, const float *const *k
 }
 
 AFF__INLINE void at_cut(at_heads *s, int H, const float *q, int D, const float *const *key, int n, float scale,
-                        float *V)
+                        bool alone, const aff__ahead *next, float *V)
 {
     int j = 0;
-    for (; j + AT_KEYS <= n; j += AT_KEYS) at_dots(H, AT_KEYS, q, D, key + j, D, &s->p[0][j], AFF__KEY_CUT);
+    for (; j + AT_KEYS <= n; j += AT_KEYS) {
+        if (next) at_ask(next, j);
+        at_dots(H, AT_KEYS, q, D, key + j, D, &s->p[0][j], AFF__KEY_CUT);
+    }
     for (; j < n; j++) at_dots(H, 1, q, D, key + j, D, &s->p[0][j], AFF__KEY_CUT);
-    for (int i = 0; i < H; i++) at_weights(s, i, n, scale);
+    for (int i = 0; i < H; i++) at_weights(s, i, n, scale, alone);
     int d = 0;
-    for (; d + 16 * AT_STRIP <= D; d += 16 * AT_STRIP) at_strip(s, H, AT_STRIP, key, n, d, 16, V, D);
-    for (; d + 16 <= D; d += 16) at_strip(s, H, 1, key, n, d, 16, V, D);
-    if (d < D) at_strip(s, H, 1, key, n, d, D - d, V, D);
+    for (; d + 16 * AT_STRIP <= D; d += 16 * AT_STRIP) at_strip(s, H, AT_STRIP, key, n, d, 16, alone, V, D);
+    for (; d + 16 <= D; d += 16) at_strip(s, H, 1, key, n, d, 16, alone, V, D);
+    if (d < D) at_strip(s, H, 1, key, n, d, D - d, alone, V, D);
 }
 
-AFF__INLINE void at_some(int H, const float *q, int D, const float *const *key, int n, float scale, float *M, float *Z,
-                         float *V)
+AFF__INLINE void at_some(int H, const float *q, int D, const float *const *key, int n, float scale, bool alone,
+                         const aff__ahead *next, float *M, float *Z, float *V)
 {
     at_heads s = {0};
-    for (int i = 0; i < H; i++) s.M[i] = M[i], s.Z[i] = Z[i];
-    at_cut(&s, H, q, D, key, n, scale, V);
+    for (int i = 0; i < H && !alone; i++) s.M[i] = M[i], s.Z[i] = Z[i];
+    at_cut(&s, H, q, D, key, n, scale, alone, next, V);
     for (int i = 0; i < H; i++) M[i] = s.M[i], Z[i] = s.Z[i];
 }
 
-static void attend_group(const float *q, int D, const float *const *key, int n, float scale, float *M, float *Z,
-                         float *V)
+static void attend_group(const float *q, int D, const float *const *key, int n, float scale, bool alone,
+                         const aff__ahead *next, float *M, float *Z, float *V)
 {
-    at_some(AT_HEADS, q, D, key, n, scale, M, Z, V);
+    if (alone)
+        at_some(AT_HEADS, q, D, key, n, scale, true, next, M, Z, V);
+    else
+        at_some(AT_HEADS, q, D, key, n, scale, false, next, M, Z, V);
 }
-static void attend_one(const float *q, int D, const float *const *key, int n, float scale, float *M, float *Z, float *V)
+static void attend_one(const float *q, int D, const float *const *key, int n, float scale, bool alone,
+                       const aff__ahead *next, float *M, float *Z, float *V)
 {
-    at_some(1, q, D, key, n, scale, M, Z, V);
+    at_some(1, q, D, key, n, scale, alone, next, M, Z, V);
 }
 
-static void attend_simd(const float *q, int heads, int D, const float *const *key, int n, float scale, float *M,
-                        float *Z, float *V)
+static void attend_simd(const float *q, int heads, int D, const float *const *key, int n, float scale, bool alone,
+                        const aff__ahead *next, float *M, float *Z, float *V)
 {
     int h = 0;
-    for (; h + AT_HEADS <= heads; h += AT_HEADS)
-        attend_group(q + (int64_t)h * D, D, key, n, scale, M + h, Z + h, V + (int64_t)h * D);
-    for (; h < heads; h++) attend_one(q + (int64_t)h * D, D, key, n, scale, M + h, Z + h, V + (int64_t)h * D);
+    for (; h + AT_HEADS <= heads; h += AT_HEADS, next = NULL)
+        attend_group(q + (int64_t)h * D, D, key, n, scale, alone, next, M + h, Z + h, V + (int64_t)h * D);
+    for (; h < heads; h++, next = NULL)
+        attend_one(q + (int64_t)h * D, D, key, n, scale, alone, next, M + h, Z + h, V + (int64_t)h * D);
 }
 
-/* Sixteen keys g at a time are the lanes of the sum over heads. */
-static void index_scores_simd(const float *iq, const float *w, int heads, const aff_rowfmt *f, const uint8_t *ik, int n,
-                              float *score)
+static void merge_simd(int D, float a, float b, const float *v, float *V)
 {
-    _Alignas(64) float buf[16 * AFF__HADAMARD_MAX]; /* a coded key is no wider than the transform in front of it */
-    const int D = f->n;
-    for (int g = 0; g < n; g += 16) {
-        int live = aff__min_int(16, n - g), h = 0;
-        const float *key[16];
-        for (int j = 0; j < live; j++) {
-            const uint8_t *row = ik + (int64_t)(g + j) * f->bytes;
-            key[j] = f->coded ? buf + j * D : (const float *)(const void *)row;
-            if (f->coded) row_simd(f, row, buf + j * D);
-        }
-        for (int j = live; j < 16; j++) key[j] = key[live - 1];
-        v16 s = v16_zero();
-        for (; h < heads; h += AT_HEADS) {
-            float dots[AT_HEADS][16];
-            int some = aff__min_int(AT_HEADS, heads - h);
-            const float *q = iq + (int64_t)h * D;
-            for (int j = 0; j < live; j += AT_KEYS) {
-                if (some == AT_HEADS)
-                    at_dots(AT_HEADS, AT_KEYS, q, D, key + j, D, &dots[0][j], 16);
-                else
-                    for (int i = 0; i < some; i++)
-                        at_dots(1, AT_KEYS, q + (int64_t)i * D, D, key + j, D, &dots[i][j], 16);
-            }
-            for (int i = 0; i < some; i++)
-                s = v16_fma(v16_set1(w[h + i]), v16_max(v16_load_part(dots[i], live), v16_zero()), s);
-        }
-        v16_store_part(score + g, s, live);
+    const v16 va = v16_set1(a), vb = v16_set1(b);
+    for (int d = 0; d < D; d += 16) {
+        const int live = aff__min_int(16, D - d);
+        v16_store_part(V + d, v16_fma(v16_load_part(V + d, live), va, v16_mul(v16_load_part(v + d, live), vb)), live);
     }
 }

@@ -1,20 +1,36 @@
 #include "backend/cpu/cpu.h"
+#include "backend/cpu/inner.h"
 #include "base/mem.h"
 #include <stdlib.h>
 
 /* Enough for every op whose need the limits of config.h bound: router scores, rope tables, a compressor's candidates. */
 enum { BOUNDED_SCRATCH = 1 << 20 };
 
+/* Scratch of a thread for a request of `bytes`. */
+static uint64_t with_reserve(uint64_t bytes) { return aff__align_up(bytes + bytes / 4, 64); /* contexts grow: not a new block at every step */ }
+
 aff_status aff__cpu_reserve(aff_cpu *c, uint64_t bytes, aff_error *err)
 {
     if (bytes <= c->scratch_bytes) return AFF_OK;
     char *p;
-    bytes = aff__align_up(bytes + bytes / 4, 64); /* contexts grow: not a new block at every step */
+    bytes = with_reserve(bytes);
     AFF_TRY(aff__calloc(&p, bytes, (uint64_t)aff__pool_threads(c->pool), "CPU scratch", err));
     free(c->scratch);
     c->scratch = p;
     c->scratch_bytes = bytes;
     return AFF_OK;
+}
+
+uint64_t aff__cpu_backend_bytes(aff_numerics num, int threads, const aff_backend_need *n)
+{
+    const uint64_t keys = ((uint64_t)AFF__KEY_CUT * (uint64_t)n->head_dim + (uint64_t)n->rope_dim) * sizeof(float),
+                   scores = (uint64_t)n->groups * 8 + (uint64_t)n->index_heads * 4;
+    uint64_t scratch = BOUNDED_SCRATCH;
+    if (keys > scratch) scratch = keys;
+    if (scores > scratch) scratch = scores;
+    const uint64_t old = scratch > BOUNDED_SCRATCH ? with_reserve(BOUNDED_SCRATCH) : 0; /* both are there while it grows */
+    return aff__align_up(sizeof(aff_cpu), 64) + (uint64_t)threads * (with_reserve(scratch) + old) + aff__pool_bytes(threads) +
+           aff__moe_scratch_bytes(num, threads, n->rows, n->picks, n->hidden, n->inter);
 }
 
 static void products(aff_backend *b, const aff_product *p, int count, int T)

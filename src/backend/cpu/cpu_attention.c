@@ -2,6 +2,7 @@
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/inner.h"
 #include "backend/mathfn.h"
+#include "base/mem.h"
 #include "quant/numbers.h"
 #include <math.h>
 #include <string.h>
@@ -195,20 +196,39 @@ void aff__cpu_compress(aff_backend *b, const aff_compressor *c, const aff_rope *
 
 /* ---- selection and attention ---- */
 
+/* Scratch of a thread: the query as its keys need it, its weights, scores of all groups, room for the choice. */
+typedef struct {
+    char *query;
+    float *weight, *score;
+    int *chosen;
+} select_scratch;
+
 typedef struct {
     aff_cpu *cpu;
     const aff_rowset *rs;
     const float *iq, *w;
-    int heads, dim, ratio, topk, max_groups;
+    int heads, dim, ratio, topk;
+    uint64_t query_bytes, weight_bytes, score_bytes; /* multiples of 64 */
     int *sel;
-    int64_t row; /* score_task: the row at work, its scores, its scaled weights */
-    float *score, *weight;
+    int64_t row; /* score_task: the row at work, its query and scores */
+    const aff_index_query *query;
+    float *score;
 } select_job;
 
-static void scale_weights(const select_job *j, int64_t t, float *w)
+static select_scratch scratch_of(const select_job *j, int thread)
 {
+    char *p = aff__cpu_scratch(j->cpu, thread);
+    return (select_scratch){p, (float *)(void *)(p + j->query_bytes), (float *)(void *)(p + j->query_bytes + j->weight_bytes),
+                            (int *)(void *)(p + j->query_bytes + j->weight_bytes + j->score_bytes)};
+}
+
+static aff_index_query query_of(const select_job *j, int64_t t, const select_scratch *s)
+{
+    aff_index_query q;
     const float f = 1.0f / sqrtf((float)j->dim * (float)j->heads);
-    for (int h = 0; h < j->heads; h++) w[h] = j->w[t * j->heads + h] * f;
+    for (int h = 0; h < j->heads; h++) s->weight[h] = j->w[t * j->heads + h] * f;
+    aff__cpu_index_prepare(&q, j->iq + t * j->heads * j->dim, s->weight, j->heads, j->rs->state[t]->key, s->query);
+    return q;
 }
 
 static int group_count(const select_job *j, int64_t t) { return (int)((j->rs->pos[t] + 1) / j->ratio); }
@@ -220,22 +240,16 @@ static bool takes_all(const select_job *j, int64_t t)
     return n <= j->topk;
 }
 
-static void score_groups(const select_job *j, int64_t t, int from, int n, const float *w, float *score)
-{
-    const aff_layer_state *s = j->rs->state[t];
-    aff__cpu_index_scores(j->iq + t * j->heads * j->dim, w, j->heads, s->key, (const uint8_t *)s->ikey + (int64_t)from * s->key->bytes, n, score);
-}
-
-/* A row a task: scratch is [groups] scores, [heads] weights, [groups] for the choice. */
+/* A row a task. */
 static void select_row(void *ctx, int64_t t, int thread)
 {
     const select_job *j = ctx;
     if (takes_all(j, t)) return;
-    float *score = aff__cpu_scratch(j->cpu, thread), *w = score + j->max_groups;
+    const select_scratch s = scratch_of(j, thread);
     const int n = group_count(j, t);
-    scale_weights(j, t, w);
-    score_groups(j, t, 0, n, w, score);
-    aff__cpu_topk(score, n, j->topk, j->sel + t * j->topk, (int *)(w + j->heads));
+    const aff_index_query q = query_of(j, t, &s);
+    aff__cpu_index_scores(&q, j->rs->state[t]->ikey, n, s.score);
+    aff__cpu_topk(s.score, n, j->topk, j->sel + t * j->topk, s.chosen);
 }
 
 enum { SCORE_PIECE = 4096 };
@@ -243,9 +257,21 @@ enum { SCORE_PIECE = 4096 };
 /* A piece of one row's groups a task: all threads have work when rows are few and the context is long. */
 static void score_task(void *ctx, int64_t piece, int thread)
 {
+    (void)thread;
     const select_job *j = ctx;
     const int from = (int)piece * SCORE_PIECE, left = group_count(j, j->row) - from;
-    score_groups(j, j->row, from, left < SCORE_PIECE ? left : SCORE_PIECE, j->weight, j->score + from);
+    const aff_layer_state *s = j->rs->state[j->row];
+    aff__cpu_index_scores(j->query, (const uint8_t *)s->ikey + (int64_t)from * s->key->bytes, left < SCORE_PIECE ? left : SCORE_PIECE, j->score + from);
+}
+
+static uint64_t query_bytes(const aff_rowset *rs, int heads)
+{
+    uint64_t most = 0;
+    for (int t = 0; t < rs->n; t++) {
+        const uint64_t n = aff__cpu_index_bytes(heads, rs->state[t]->key);
+        most = n > most ? n : most;
+    }
+    return aff__align_up(most, 64);
 }
 
 aff_status aff__cpu_index_select(aff_backend *b, const aff_rowset *rs, const float *iq, const float *w, int heads, int dim, int ratio, int topk,
@@ -254,20 +280,24 @@ aff_status aff__cpu_index_select(aff_backend *b, const aff_rowset *rs, const flo
     int64_t groups = 1;
     for (int t = 0; t < rs->n; t++) groups = (rs->pos[t] + 1) / ratio > groups ? (rs->pos[t] + 1) / ratio : groups;
     aff_cpu *c = aff__cpu_of(b);
-    AFF_TRY(aff__cpu_reserve(c, (uint64_t)groups * 8 + (uint64_t)heads * 4, err));
-    select_job j = {c, rs, iq, w, heads, dim, ratio, topk, (int)groups, sel};
+    select_job j = {.cpu = c, .rs = rs, .iq = iq, .w = w, .heads = heads, .dim = dim, .ratio = ratio, .topk = topk, .sel = sel};
+    j.query_bytes = query_bytes(rs, heads);
+    j.weight_bytes = aff__align_up((uint64_t)heads * sizeof(float), 64);
+    j.score_bytes = aff__align_up((uint64_t)groups * sizeof(float), 64);
+    AFF_TRY(aff__cpu_reserve(c, j.query_bytes + j.weight_bytes + 2 * j.score_bytes, err));
     if (rs->n >= 2 * aff__pool_threads(c->pool) || groups < 2 * SCORE_PIECE) {
         aff__pool_run(c->pool, select_row, &j, rs->n);
         return AFF_OK;
     }
-    j.score = aff__cpu_scratch(c, 0);
-    j.weight = j.score + groups;
+    const select_scratch s = scratch_of(&j, 0);
+    j.score = s.score;
     for (j.row = 0; j.row < rs->n; j.row++) {
         if (takes_all(&j, j.row)) continue;
         const int n = group_count(&j, j.row);
-        scale_weights(&j, j.row, j.weight);
+        const aff_index_query q = query_of(&j, j.row, &s);
+        j.query = &q;
         aff__pool_run(c->pool, score_task, &j, (n + SCORE_PIECE - 1) / SCORE_PIECE);
-        aff__cpu_topk(j.score, n, topk, sel + j.row * topk, (int *)(j.weight + heads));
+        aff__cpu_topk(j.score, n, topk, sel + j.row * topk, s.chosen);
     }
     return AFF_OK;
 }
@@ -279,8 +309,15 @@ typedef struct {
     const aff_keyset *keys;
     const aff_rope *rope;
     const int64_t *pos;
-    float *o;
+    float *o, scale;
+    /* A row's cuts spread over the threads, WAVE of them a thread at a time, in tasks of RUN. */
+    int64_t row;
+    int first, count;         /* cuts of the wave */
+    uint64_t at, result_bytes; /* in a thread's scratch: where results begin, size of one */
+    float *M, *Z;
 } attend_job;
+
+enum { WAVE = 8, RUN = 4 };
 
 static void attend_task(void *ctx, int64_t task, int thread)
 {
@@ -289,9 +326,61 @@ static void attend_task(void *ctx, int64_t task, int thread)
     const int h0 = (int)(task % j->parts) * j->part, nh = h0 + j->part < j->heads ? j->part : j->heads - h0, D = j->D;
     float *buf = aff__cpu_scratch(j->cpu, thread), *cs = buf + (int64_t)AFF__KEY_CUT * D, *sn = cs + j->rope->pairs;
     float *o = j->o + (t * j->heads + h0) * D;
-    aff__cpu_attend_keys(j->q + (t * j->heads + h0) * D, nh, D, &j->keys[t], j->sink + h0, (float)(1.0 / sqrt((double)D)), buf, o);
+    aff__cpu_attend_keys(j->q + (t * j->heads + h0) * D, nh, D, &j->keys[t], j->sink + h0, j->scale, buf, o);
     rope_table(j->rope, j->pos[t], cs, sn);
     for (int h = 0; h < nh; h++) rotate(o + (int64_t)h * D, D, j->rope, cs, sn, -1);
+}
+
+/* m, z [heads] and v [heads][D] of the wave's cut number i. */
+static float *cut_result(const attend_job *j, int i)
+{
+    const int threads = aff__pool_threads(j->cpu->pool);
+    char *scratch = aff__cpu_scratch(j->cpu, i % threads);
+    return (float *)(void *)(scratch + j->at + (uint64_t)(i / threads) * j->result_bytes);
+}
+
+static void cut_task(void *ctx, int64_t task, int thread)
+{
+    const attend_job *j = ctx;
+    const int from = (int)task * RUN, to = from + RUN < j->count ? from + RUN : j->count;
+    for (int i = from; i < to; i++) {
+        float *r = cut_result(j, i);
+        aff__cpu_attend_cut(j->q + j->row * j->heads * j->D, j->heads, j->D, &j->keys[j->row], j->first + i, j->scale,
+                            aff__cpu_scratch(j->cpu, thread), r, r + j->heads, r + 2 * j->heads);
+    }
+}
+
+static void merge_task(void *ctx, int64_t h, int thread)
+{
+    (void)thread;
+    const attend_job *j = ctx;
+    float *o = j->o + (j->row * j->heads + h) * j->D;
+    if (j->first == 0) {
+        j->M[h] = j->sink[h], j->Z[h] = 1.0f;
+        memset(o, 0, (size_t)j->D * sizeof *o);
+    }
+    for (int i = 0; i < j->count; i++) {
+        const float *r = cut_result(j, i);
+        aff__cpu_attend_merge(j->D, r[h], r[j->heads + h], r + 2 * j->heads + h * j->D, &j->M[h], &j->Z[h], o);
+    }
+}
+
+static void attend_by_cuts(attend_job *j, int cuts)
+{
+    aff_pool *pool = j->cpu->pool;
+    const int wave = WAVE * aff__pool_threads(pool);
+    for (j->first = 0; j->first < cuts; j->first += wave) {
+        j->count = cuts - j->first < wave ? cuts - j->first : wave;
+        aff__pool_run(pool, cut_task, j, (j->count + RUN - 1) / RUN);
+        aff__pool_run(pool, merge_task, j, j->heads);
+    }
+    float *cs = aff__cpu_scratch(j->cpu, 0), *sn = cs + j->rope->pairs; /* where the keys were */
+    rope_table(j->rope, j->pos[j->row], cs, sn);
+    for (int h = 0; h < j->heads; h++) {
+        float *o = j->o + (j->row * j->heads + h) * j->D;
+        for (int d = 0; d < j->D; d++) o[d] /= j->Z[h];
+        rotate(o, j->D, j->rope, cs, sn, -1);
+    }
 }
 
 /* Heads of one task: as many as leave every thread two tasks, since each task brings the keys to float32 again; 4 at least. */
@@ -301,13 +390,29 @@ static int heads_of_task(int T, int heads, int threads)
     return heads <= 4 || part > heads ? heads : part < 4 ? 4 : part;
 }
 
+static int cuts_of(const aff_keyset *k) { return (k->n_raw + k->n_comp + k->n_extra + AFF__KEY_CUT - 1) / AFF__KEY_CUT; }
+
+/* Few rows with long lists: by cuts, each of whose keys comes to float32 once for all heads. Else heads are dealt out. */
 aff_status aff__cpu_attend_rows(aff_backend *b, const float *q, int T, int heads, int D, const aff_keyset *keys, const float *sink, const aff_rope *rope,
                                 const int64_t *pos, float *o, aff_error *err)
 {
     aff_cpu *c = aff__cpu_of(b);
-    AFF_TRY(aff__cpu_reserve(c, ((uint64_t)AFF__KEY_CUT * (uint64_t)D + 2 * (uint64_t)rope->pairs) * sizeof(float), err));
-    const int part = heads_of_task(T, heads, aff__pool_threads(c->pool));
-    attend_job j = {c, q, sink, heads, D, part, (heads + part - 1) / part, keys, rope, pos, o};
-    aff__pool_run(c->pool, attend_task, &j, (int64_t)T * j.parts);
+    const int threads = aff__pool_threads(c->pool), part = heads_of_task(T, heads, threads);
+    const uint64_t result = aff__align_up((uint64_t)heads * ((uint64_t)D + 2) * sizeof(float), 64);
+    attend_job j = {.cpu = c, .q = q, .sink = sink, .heads = heads, .D = D, .part = part, .parts = (heads + part - 1) / part, .keys = keys, .rope = rope,
+                    .pos = pos, .o = o, .scale = (float)(1.0 / sqrt((double)D)), .result_bytes = result};
+    bool by_cuts = threads > 1 && j.parts > 1;
+    for (int t = 0; t < T; t++) by_cuts = by_cuts && cuts_of(&keys[t]) >= 2 * threads;
+    const uint64_t buf = aff__align_up(((uint64_t)AFF__KEY_CUT * (uint64_t)D + 2 * (uint64_t)rope->pairs) * sizeof(float), 64);
+    const uint64_t sums = aff__align_up(2 * (uint64_t)heads * sizeof(float), 64);
+    j.at = buf + sums;
+    AFF_TRY(aff__cpu_reserve(c, by_cuts ? buf + sums + WAVE * result : buf, err));
+    if (!by_cuts) {
+        aff__pool_run(c->pool, attend_task, &j, (int64_t)T * j.parts);
+        return AFF_OK;
+    }
+    j.M = (float *)(void *)((char *)aff__cpu_scratch(c, 0) + buf);
+    j.Z = j.M + heads;
+    for (j.row = 0; j.row < T; j.row++) attend_by_cuts(&j, cuts_of(&keys[j.row]));
     return AFF_OK;
 }

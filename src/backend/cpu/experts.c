@@ -49,6 +49,18 @@ void aff__moe_scratch_free(aff_moe_scratch *s)
     free(s);
 }
 
+uint64_t aff__moe_scratch_bytes(aff_numerics num, int threads, int rows, int picks, int hidden, int inter)
+{
+    const uint64_t T = (uint64_t)rows, entries = T * (uint64_t)picks, H = (uint64_t)hidden, I = (uint64_t)inter;
+    const uint64_t gx = (uint64_t)aff__ceil_div(hidden, BLOCK), gh = (uint64_t)aff__ceil_div(inter, BLOCK);
+    uint64_t n = sizeof(aff_moe_scratch);
+    if (num != AFF_FAST)
+        n += aff__align_up(entries * I * sizeof(float), 64) + aff__align_up((uint64_t)threads * DECODED * (H > I ? H : I) * sizeof(float), 64);
+    else
+        n += aff__align_up(T * H, 64) + aff__align_up(T * gx * sizeof(float), 64) + aff__align_up(entries * I, 64) + aff__align_up(entries * gh * sizeof(float), 64);
+    return aff__align_up(n, 64);
+}
+
 /* a*n elements of `size` bytes; contents are not kept. */
 static aff_status reserve(buffer *b, uint64_t a, uint64_t n, uint64_t size, void *out, aff_error *err)
 {

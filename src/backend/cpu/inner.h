@@ -3,11 +3,20 @@
  * not be gathered. */
 #ifndef AFF_BACKEND_CPU_INNER_H
 #define AFF_BACKEND_CPU_INNER_H
-#include "backend/types.h"
+#include "backend/cpu/kernels.h"
 #include "quant/numbers.h"
 #include "quant/rows.h"
 
 enum { AFF__LANES = 16, AFF__ROWS_MAX = 32, AFF__KEY_CUT = 64, AFF__QUANT_GROUP = 128 };
+enum { AFF__KEY_OFFSET = 12 }; /* makes doubled E2M1 values bytes without sign */
+static const uint8_t aff__key_bytes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0}; /* by code */
+
+
+/* Stored rows that will be needed soon. */
+typedef struct aff__ahead {
+    const uint8_t *row[AFF__KEY_CUT];
+    int n, bytes;
+} aff__ahead;
 
 typedef struct aff__cpu_inner {
     /* y[t][r - r0] = W[r] . x[t] for rows r0 <= r < r1 and t < n; x is used as it is. */
@@ -23,12 +32,15 @@ typedef struct aff__cpu_inner {
     void (*scale)(float *y, float a, int n);
     /* y = x rounded to bf16 (nearest even), as float32. */
     void (*round_bf16)(const float *x, float *y, int n);
-    /* One cut of n <= AFF__KEY_CUT keys for every head, merged into (M, Z, V): M[heads], Z[heads], V[heads][D]. */
-    void (*attend)(const float *q, int heads, int D, const float *const *key, int n, float scale, float *M, float *Z,
-                   float *V);
-    /* Keys are rows in format f, f->n = width of a query. */
-    void (*index_scores)(const float *iq, const float *w, int heads, const aff_rowfmt *f, const uint8_t *ik, int n,
-                         float *score);
+    /* One cut of n <= AFF__KEY_CUT keys for every head, merged into (M, Z, V) or (alone) written there: M[heads], Z[heads],
+     * V[heads][D]. next: NULL, or what the next cut will read. */
+    void (*attend)(const float *q, int heads, int D, const float *const *key, int n, float scale, bool alone,
+                   const aff__ahead *next, float *M, float *Z, float *V);
+    /* V[d] = fmaf(V[d], a, v[d] * b) */
+    void (*merge)(int D, float a, float b, const float *v, float *V);
+    /* Keys are rows in format q->f: coded ones, and float32. */
+    void (*index_codes)(const aff_index_query *q, const uint8_t *ik, int n, float *score);
+    void (*index_floats)(const aff_index_query *q, const uint8_t *ik, int n, float *score);
     /* A row of a sequence's state as float32. */
     void (*row)(const aff_rowfmt *f, const uint8_t *row, float *x);
     /* g[i] = weight * ((a * sigmoid(a)) * b), a = min(g[i], limit), b = u[i] clamped to +-limit; limit <= 0: no clamp.

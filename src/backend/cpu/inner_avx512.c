@@ -3,6 +3,7 @@
 #include "backend/cpu/inner_scalar.h"
 #include "backend/cpu/rows_simd.h"
 #include "backend/cpu/attend_simd.h"
+#include "backend/cpu/index_simd.h"
 #include "backend/cpu/experts_simd.h"
 #include "backend/cpu/matmul_simd.h"
 #include "backend/cpu/vec_simd.h"
@@ -16,7 +17,9 @@ const aff__cpu_inner aff__cpu_inner_avx512 = {
     .scale = scale_simd,
     .round_bf16 = round_bf16_simd,
     .attend = attend_simd,
-    .index_scores = index_scores_simd,
+    .merge = merge_simd,
+    .index_codes = index_codes_simd,
+    .index_floats = index_floats_simd,
     .row = row_simd,
     .swiglu = swiglu_simd,
     .quantise = quantise_simd,

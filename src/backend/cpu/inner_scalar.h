@@ -16,10 +16,11 @@ float aff__dot_scalar(const float *a, const float *b, int n);
 void aff__axpy_scalar(float *y, float a, const float *x, int n);
 void aff__scale_scalar(float *y, float a, int n);
 void aff__round_bf16_scalar(const float *x, float *y, int n);
-void aff__attend_scalar(const float *q, int heads, int D, const float *const *key, int n, float scale, float *M,
-                        float *Z, float *V);
-void aff__index_scores_scalar(const float *iq, const float *w, int heads, const aff_rowfmt *f, const uint8_t *ik, int n,
-                              float *score);
+void aff__attend_scalar(const float *q, int heads, int D, const float *const *key, int n, float scale, bool alone,
+                        const aff__ahead *next, float *M, float *Z, float *V);
+void aff__merge_scalar(int D, float a, float b, const float *v, float *V);
+void aff__index_codes_scalar(const aff_index_query *q, const uint8_t *ik, int n, float *score);
+void aff__index_floats_scalar(const aff_index_query *q, const uint8_t *ik, int n, float *score);
 void aff__swiglu_scalar(float *g, const float *u, float weight, float limit, int n);
 float aff__quantise_scalar(const float *x, int n, int8_t *q);
 #endif

@@ -37,9 +37,30 @@ void aff__cpu_attend(const float *q, int heads, int D, const float *const *key, 
  * those of float32 rows. */
 void aff__cpu_attend_keys(const float *q, int heads, int D, const aff_keyset *keys, const float *sink, float scale, float *buf, float *o);
 
-/* Index scores of one query (spec 7.4): score[g] = sum_h w[h] * max(0, dot(iq[h], ik[g])), h ascending, fmaf.
- * ik: n rows in format f, f->n values each. */
-void aff__cpu_index_scores(const float *iq, const float *w, int heads, const aff_rowfmt *f, const void *ik, int n, float *score);
+/* The parts of the same, for work spread over cuts: (m, z, v) of cut number `cut` for each head, m[heads], z[heads], v[heads][D]; and one
+ * head's merge of a cut into (M, Z, V), which starts from (sink, 1, 0). */
+void aff__cpu_attend_cut(const float *q, int heads, int D, const aff_keyset *keys, int cut, float scale, float *buf, float *m, float *z, float *v);
+void aff__cpu_attend_merge(int D, float m, float z, const float *v, float *M, float *Z, float *V);
+
+/* Index scores of one query (spec 7.4): score[g] = sum_h w[h] * max(0, dot(iq[h], ik[g])), h ascending, fmaf; a NaN dot counts
+ * as 0. ik: n rows in format f, f->n values each.
+ *   float32 rows: dot is the vector primitive above.
+ *   coded rows (f->coded == f->n: E2M1 codes and a scale per 32 columns): the query is encoded in the same format, which loses nothing
+ *     after A4. Per block of 32 the integer sum of (2 q)(2 k) over the codes, at most 4,608; then
+ *     d = fmaf((float)sum, (scale_q * 1/4) * scale_k, d) from zero, blocks ascending. */
+typedef struct aff_index_query {
+    const float *x, *w; /* [heads][f->n], [heads] */
+    int heads;
+    const aff_rowfmt *f;
+    /* Coded rows: doubled codes [heads][f->n], scales / 4 [heads][blocks], and what undoes the keys' offset [heads][blocks]. */
+    const int8_t *q;
+    const float *scale;
+    const int32_t *start;
+} aff_index_query;
+/* Bytes of buf, which is 64-byte aligned and must live as long as the query. */
+uint64_t aff__cpu_index_bytes(int heads, const aff_rowfmt *f);
+void aff__cpu_index_prepare(aff_index_query *out, const float *iq, const float *w, int heads, const aff_rowfmt *f, void *buf);
+void aff__cpu_index_scores(const aff_index_query *q, const void *ik, int n, float *score);
 
 /* The top k of score[0..n) as ascending indices; ties go to the lower index; n <= k selects all. Returns the count. NaN counts
  * as the lowest value. scratch: n ints. */
@@ -60,6 +81,8 @@ int aff__cpu_topk(const float *score, int n, int k, int *sel, int *scratch);
  * Errors: AFF_E_INVALID (widths, plan out of range), AFF_E_UNSUPPORTED (dtype), AFF_E_NOMEM. */
 typedef struct aff_moe_scratch aff_moe_scratch; /* grows as needed, reused between calls */
 aff_status aff__moe_scratch_create(aff_moe_scratch **out, int threads, aff_error *err); /* threads: of the pool to come */
+/* The most it grows to for `rows` rows of `picks` picks. */
+uint64_t aff__moe_scratch_bytes(aff_numerics num, int threads, int rows, int picks, int hidden, int inter);
 void aff__moe_scratch_free(aff_moe_scratch *s);
 aff_status aff__cpu_experts(aff_pool *pool, aff_moe_scratch *s, const aff_expert_shape *shape, aff_numerics num, const aff_moe_plan *plan,
                             const float *x, int64_t ldx, int T, int K, float *y, aff_error *err);

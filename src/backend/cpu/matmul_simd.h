@@ -79,6 +79,20 @@ AFF__INLINE void mm_chain(aff_dtype d, const e4m3_decoder *dec, int R, int N, co
 {
     int k = k0;
     v16 a[MM_ROWS], b[MM_ROWS];
+#if defined(__AVX512F__)
+    for (; d == AFF_FP8 && k + 64 <= k1; k += 64) {
+        v16 v[MM_ROWS][4];
+        for (int r = 0; r < R; r++) {
+            if (ahead) _mm_prefetch((const char *)row[r].data + k + ahead, _MM_HINT_T0);
+            e4m3_load64(dec, row[r].data + k, v[r]);
+        }
+        for (int t = 0; t < N; t++)
+            for (int i = 0; i < 4; i++) {
+                v16 xi = v16_load(x[t] + k + 16 * i);
+                for (int r = 0; r < R; r++) part[r][t] = v16_fma(v[r][i], xi, part[r][t]);
+            }
+    }
+#endif
     for (; k + 32 <= k1; k += 32) {
         for (int r = 0; r < R; r++) {
             if (ahead) mm_prefetch(d, row[r].data + (int64_t)k * mm_size(d) + ahead);

@@ -301,39 +301,57 @@ AFF__INLINE v16 v16_sigmoid(v16 x)
     return v16_div(v16_if_less(x, v16_zero(), e, one), v16_add(one, e));
 }
 
-/* 32 E4M3 bytes as two vectors of columns 0..15 and 16..31. */
+/* 32 E4M3 bytes as two vectors of columns 0..15 and 16..31, and 64 as four. */
 #if defined(__AVX512F__)
 typedef struct e4m3_decoder {
-    __m512i order, mag[4], sign, high;
+    __m512i order, high[2], low[2], sign, upper;
 } e4m3_decoder;
 
-/* bf16 holds every E4M3 value exactly, so a decoder is a table of 128 bf16 magnitudes in four registers. Bytes are
- * first dealt so that dword i holds columns i (low word) and i + 16 (high word). */
+/* bf16 holds every E4M3 value exactly, so a decoder is two tables of 128 bytes: the halves of the bf16 magnitudes. Bytes are
+ * first dealt so that, once the halves are paired up, dword i of a vector of bf16 holds column i (low word) and i + 16. */
 AFF__INLINE e4m3_decoder e4m3_setup(void)
 {
     static const uint16_t tiny[8] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60}; /* m * 2^-9 */
-    e4m3_decoder d = {.sign = _mm512_set1_epi16((short)0x8000), .high = _mm512_set1_epi32((int)0xffff0000u)};
-    __m512i column = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    d.order = _mm512_or_si512(column, _mm512_slli_epi32(_mm512_add_epi32(column, _mm512_set1_epi32(16)), 16));
-    /* From 8 on the three fraction bits and the exponent only move: (i << 4) + (120 << 7). */
-    __m512i pairs =
-        _mm512_add_epi32(_mm512_mullo_epi32(column, _mm512_set1_epi32(0x200020)), _mm512_set1_epi32(0x10 << 16));
-    for (int i = 0; i < 4; i++) d.mag[i] = _mm512_add_epi16(pairs, _mm512_set1_epi16((short)(0x3c00 + i * 0x200)));
-    d.mag[0] = _mm512_inserti32x4(d.mag[0], _mm_loadu_si128((const __m128i *)(const void *)tiny), 0);
-    d.mag[3] = _mm512_mask_set1_epi16(d.mag[3], 1u << 31, 0x7fc0);
+    _Alignas(64) uint8_t order[64], high[128], low[128];
+    for (int i = 0; i < 128; i++) {
+        /* From 8 on the three fraction bits and the exponent only move. */
+        const int v = i < 8 ? tiny[i] : i == 127 ? 0x7fc0 : (i << 4) + (120 << 7);
+        high[i] = (uint8_t)(v >> 8), low[i] = (uint8_t)v;
+    }
+    for (int i = 0; i < 64; i++) order[i] = (uint8_t)(i % 2 * 16 + i % 16 / 8 * 32 + i / 16 * 4 + i % 8 / 2);
+    e4m3_decoder d = {.sign = _mm512_set1_epi8((char)0x80), .upper = _mm512_set1_epi32((int)0xffff0000u)};
+    d.order = _mm512_load_si512(order);
+    for (int i = 0; i < 2; i++) {
+        d.high[i] = _mm512_load_si512(high + 64 * i);
+        d.low[i] = _mm512_load_si512(low + 64 * i);
+    }
     return d;
 }
 
+AFF__INLINE void e4m3_halves(const e4m3_decoder *d, __m512i raw, __m512i *low, __m512i *high)
+{
+    raw = _mm512_permutexvar_epi8(d->order, raw);
+    *low = _mm512_permutex2var_epi8(d->low[0], raw, d->low[1]);
+    __m512i mag = _mm512_permutex2var_epi8(d->high[0], raw, d->high[1]);
+    *high = _mm512_ternarylogic_epi64(mag, raw, d->sign, 0xf8); /* mag | (raw & sign) */
+}
+AFF__INLINE void e4m3_widen(const e4m3_decoder *d, __m512i bf, v16 *a, v16 *b)
+{
+    *a = _mm512_castsi512_ps(_mm512_slli_epi32(bf, 16));
+    *b = _mm512_castsi512_ps(_mm512_and_si512(bf, d->upper));
+}
 AFF__INLINE void e4m3_load32(const e4m3_decoder *d, const uint8_t *p, v16 *a, v16 *b)
 {
-    __m512i raw = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)p));
-    __m512i v = _mm512_maskz_permutexvar_epi8(0x5555555555555555u, d->order, raw);
-    __m512i low = _mm512_permutex2var_epi16(d->mag[0], v, d->mag[1]);
-    __m512i mag = _mm512_permutex2var_epi16(d->mag[2], v, d->mag[3]);
-    mag = _mm512_mask_blend_epi16(_mm512_test_epi16_mask(v, _mm512_set1_epi16(64)), low, mag);
-    __m512i bf = _mm512_ternarylogic_epi64(mag, _mm512_slli_epi16(v, 8), d->sign, 0xf8); /* mag | (v << 8 & sign) */
-    *a = _mm512_castsi512_ps(_mm512_slli_epi32(bf, 16));
-    *b = _mm512_castsi512_ps(_mm512_and_si512(bf, d->high));
+    __m512i low, high;
+    e4m3_halves(d, _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)p)), &low, &high);
+    e4m3_widen(d, _mm512_unpacklo_epi8(low, high), a, b);
+}
+AFF__INLINE void e4m3_load64(const e4m3_decoder *d, const uint8_t *p, v16 v[4])
+{
+    __m512i low, high;
+    e4m3_halves(d, _mm512_loadu_si512(p), &low, &high);
+    e4m3_widen(d, _mm512_unpacklo_epi8(low, high), &v[0], &v[1]);
+    e4m3_widen(d, _mm512_unpackhi_epi8(low, high), &v[2], &v[3]);
 }
 #else
 typedef struct e4m3_decoder {

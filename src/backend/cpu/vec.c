@@ -15,7 +15,9 @@ const aff__cpu_inner aff__cpu_inner_scalar = {
     .scale = aff__scale_scalar,
     .round_bf16 = aff__round_bf16_scalar,
     .attend = aff__attend_scalar,
-    .index_scores = aff__index_scores_scalar,
+    .merge = aff__merge_scalar,
+    .index_codes = aff__index_codes_scalar,
+    .index_floats = aff__index_floats_scalar,
     .row = aff__row_decode,
     .swiglu = aff__swiglu_scalar,
     .quantise = aff__quantise_scalar,
@@ -122,7 +124,78 @@ static int gather(const float *score, int n, uint32_t digit, int *keys)
 }
 
 /* Radix selection: the key of the k-th largest is found 11 bits at a time, and only those that share the bits found so far are
- * looked at again. `want` counts how many of the keys equal to it are taken, from the lowest index. */
+ * looked at again. *want: k; on return how many of the keys equal to it are among the first k. 0 < k <= n; scratch: n ints. */
+static uint32_t kth_key(const float *score, int n, int *want, int *scratch)
+{
+    uint32_t prefix = high_digit(score, n, want);
+    int m = gather(score, n, prefix, scratch);
+    for (int shift = LOW_SHIFT - 11; shift >= -1; shift -= 11) {
+        const int bits = shift < 0 ? 10 : 11, down = shift < 0 ? 0 : shift;
+        int count[BINS] = {0}, left = 0;
+        for (int i = 0; i < m; i++) count[(uint32_t)scratch[i] >> down & ((1u << bits) - 1)]++;
+        const uint32_t digit = bin_of(count, want);
+        prefix = prefix << bits | digit;
+        for (int i = 0; i < m; i++)
+            if ((uint32_t)scratch[i] >> down == prefix) scratch[left++] = scratch[i];
+        m = left;
+    }
+    return prefix;
+}
+
+/* Indices of the scores that are not below `least`; whole blocks of 16 without any are passed over. */
+static int at_least(const float *score, int n, float least, int *index)
+{
+    int m = 0;
+    for (int i = 0; i < n; i += 16) {
+        const int end = i + 16 < n ? i + 16 : n;
+        int some = 0;
+        for (int j = i; j < end; j++) some |= score[j] >= least;
+        for (int j = i; some && j < end; j++) {
+            index[m] = j;
+            m += score[j] >= least;
+        }
+    }
+    return m;
+}
+
+enum { SAMPLE = 4096 };
+
+/* Long lists: a value that a sample says is a little below the k-th largest leaves few candidates, in index. Their number, or 0 when
+ * the sample misled (fewer than k, or more than n / 4). */
+static int candidates(const float *score, int n, int k, int *index)
+{
+    if (n < 8 * SAMPLE || k > n / 64) return 0;
+    float some[SAMPLE];
+    int room[SAMPLE];
+    const int stride = n / SAMPLE;
+    for (int i = 0; i < SAMPLE; i++) some[i] = score[(int64_t)i * stride];
+    int want = (int)((int64_t)2 * k * SAMPLE / n) + 16;
+    const float least = key_value(kth_key(some, SAMPLE, &want, room));
+    const int m = at_least(score, n, least, index);
+    return m < k || m > n / 4 ? 0 : m;
+}
+
+/* The first k in the order of the keys among score[index[i]]; index NULL: score[i]. */
+static int choose(const float *score, int n, const int *index, int k, int *sel, int *scratch)
+{
+    int want = k, got = 0;
+    const uint32_t prefix = kth_key(score, n, &want, scratch);
+    const float least = key_value(prefix);
+    for (int i = 0; i < n && got < k; i += 16) {
+        const int end = i + 16 < n ? i + 16 : n;
+        int some = least != least;
+        for (int j = i; j < end; j++) some |= score[j] >= least;
+        for (int j = i; some && j < end && got < k; j++) {
+            const uint32_t u = order_key(score[j]);
+            if (u > prefix || (u == prefix && want > 0)) {
+                sel[got++] = index ? index[j] : j;
+                want -= u == prefix;
+            }
+        }
+    }
+    return got;
+}
+
 int aff__cpu_topk(const float *score, int n, int k, int *sel, int *scratch)
 {
     if (n <= k || k <= 0) {
@@ -130,32 +203,9 @@ int aff__cpu_topk(const float *score, int n, int k, int *sel, int *scratch)
         for (int i = 0; i < all; i++) sel[i] = i;
         return all;
     }
-    int want = k;
-    uint32_t prefix = high_digit(score, n, &want);
-    int m = gather(score, n, prefix, scratch);
-    for (int shift = LOW_SHIFT - 11; shift >= -1; shift -= 11) {
-        const int bits = shift < 0 ? 10 : 11, down = shift < 0 ? 0 : shift;
-        int count[BINS] = {0}, left = 0;
-        for (int i = 0; i < m; i++) count[(uint32_t)scratch[i] >> down & ((1u << bits) - 1)]++;
-        const uint32_t digit = bin_of(count, &want);
-        prefix = prefix << bits | digit;
-        for (int i = 0; i < m; i++)
-            if ((uint32_t)scratch[i] >> down == prefix) scratch[left++] = scratch[i];
-        m = left;
-    }
-    const float least = key_value(prefix);
-    int got = 0;
-    for (int i = 0; i < n && got < k; i += 16) {
-        const int end = i + 16 < n ? i + 16 : n;
-        int some = least != least;
-        for (int j = i; j < end; j++) some |= score[j] >= least;
-        for (int j = i; some && j < end && got < k; j++) {
-            const uint32_t u = order_key(score[j]);
-            if (u > prefix)
-                sel[got++] = j;
-            else if (u == prefix && want > 0)
-                sel[got++] = j, want--;
-        }
-    }
-    return got;
+    const int m = candidates(score, n, k, scratch);
+    if (!m) return choose(score, n, NULL, k, sel, scratch);
+    float *few = (float *)(void *)(scratch + m); /* candidates, their scores, room: at most 3 n / 4 */
+    for (int i = 0; i < m; i++) few[i] = score[scratch[i]];
+    return choose(few, m, scratch, k, sel, scratch + 2 * m);
 }

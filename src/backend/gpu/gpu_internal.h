@@ -24,11 +24,21 @@ typedef struct aff_gpu_region {
     uint64_t bytes;
 } aff_gpu_region;
 
-enum { AFF_G_FORMS = 32, AFF_G_STAGE = 1 << 20, AFF_G_COUNTS = 160, AFF_G_PARTS = 32 };
+/* Ops recorded under a key; the first call of a key only runs them, so that all memory they need is there. */
+typedef struct aff_gpu_record {
+    uint64_t key, used; /* used: by the pass of that number */
+    aff_graph *graph;   /* NULL: seen once */
+    int moes;           /* plans in it */
+} aff_gpu_record;
+
+enum { AFF_G_RECORDS = 64 };
+
+enum { AFF_G_FORMS = 32, AFF_G_STAGE = 1 << 20, AFF_G_COUNTS = 160, AFF_G_BEST = 32 };
 
 typedef struct aff_gpu {
     aff_backend base;
     aff_memory mem; /* base.mem */
+    char results[64];
     aff_rt *rt;
     aff_stream *s;
     bool amd;
@@ -48,11 +58,14 @@ typedef struct aff_gpu {
     int64_t *pos;  /* [AFF_MAX_CHUNK] device */
     int32_t *first;
     const aff_layer_state **table;
-    int32_t *counts;       /* [AFF_G_COUNTS][2] device: items of a plan, bad picks */
-    int32_t *host_counts;  /* pinned */
-    int moes;              /* plans made in the pass */
-    uint32_t *argmax_work; /* for each number of parts an area of its own: [AFF_MAX_CHUNK][3*parts+1], its counters zero
-                              between launches */
+    int32_t *counts;      /* [AFF_G_COUNTS][2] device: items of a plan, bad picks */
+    int32_t *host_counts; /* pinned */
+    int moes;             /* plans made in the pass */
+    aff_gpu_record record[AFF_G_RECORDS];
+    int n_records;
+    uint64_t passes;
+    bool recording;
+    uint32_t *best;       /* argmax's own: counts [AFF_MAX_CHUNK], zero between launches, and parts [AFF_MAX_CHUNK][3 * AFF_G_BEST] */
     /* Float arrays whose bf16 form is in place. */
     const float *form[AFF_G_FORMS];
     int n_forms;
@@ -62,12 +75,6 @@ typedef struct aff_gpu {
         uint64_t bytes;
     } scratch[AFF_G_SCRATCHES];
 } aff_gpu;
-
-/* Words a row in the areas of fewer parts. */
-static inline int aff__gpu_argmax_words(int parts)
-{
-    return 3 * parts * (parts - 1) / 2 + parts - 1;
-}
 
 static inline aff_gpu *aff__gpu_of(aff_backend *b)
 {

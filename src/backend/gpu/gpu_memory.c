@@ -160,7 +160,8 @@ aff_status aff__gpu_place(aff_backend *b, const void **p, uint64_t bytes, const 
 aff_status aff__gpu_memory_init(aff_gpu *g, aff_error *err)
 {
     const aff_rt_info *i = aff__rt_info(g->rt);
-    g->mem = (aff_memory){.page = i->page,
+    g->mem = (aff_memory){.results = g->results,
+                          .page = i->page,
                           .alloc = gpu_alloc,
                           .free = gpu_free,
                           .reserve = gpu_reserve,

@@ -103,6 +103,7 @@ static void dense(aff_gpu *g, aff_k_dense *d, int T)
     const int32_t rows = T <= AFF_K_FEW ? 16 : aff__k_many_rows(g->amd);
     int32_t tiles = 0;
     d->T = T;
+    d->stages = aff__k_many_smem(g->amd, 2) <= (size_t)aff__rt_info(g->rt)->shared_bytes ? 2 : 1;
     for (int i = 0; i < d->count; i++) {
         d->m[i].tile0 = tiles;
         tiles += aff__k_dense_tiles(&d->m[i], rows);
@@ -111,7 +112,7 @@ static void dense(aff_gpu *g, aff_k_dense *d, int T)
     if (T <= AFF_K_FEW)
         aff__gpu_launch(g, AFF_K_dense_few, tiles, 256, 8192, d);
     else
-        aff__gpu_launch(g, AFF_K_dense_many, (int64_t)tiles * ((T + 127) / 128), 256, aff__k_many_smem(g->amd), d);
+        aff__gpu_launch(g, AFF_K_dense_many, (int64_t)tiles * ((T + 127) / 128), 256, aff__k_many_smem(g->amd, d->stages), d);
 }
 
 static void products(aff_backend *b, const aff_product *p, int count, int T)
@@ -229,10 +230,8 @@ static void stream_mean(aff_backend *b, const float *X, int T, int streams, int 
 static void argmax(aff_backend *b, const float *x, int T, int n, int32_t *id)
 {
     aff_gpu *g = aff__gpu_of(b);
-    const int parts = n / 4096 < 1 ? 1 : n / 4096 > AFF_G_PARTS ? AFF_G_PARTS : n / 4096;
-    uint32_t *work = g->argmax_work + AFF_MAX_CHUNK * aff__gpu_argmax_words(parts);
-    aff__gpu_launch(g, AFF_K_argmax, (int64_t)T * parts, 256, 96,
-                    &(aff_k_argmax){.x = x, .id = id, .work = work, .ld = n, .n = n, .parts = parts});
+    const aff_k_argmax a = {.x = x, .id = id, .part = g->best + AFF_MAX_CHUNK, .count = g->best, .ld = n, .n = n, .parts = n < AFF_G_BEST ? 1 : AFF_G_BEST};
+    aff__gpu_launch(g, AFF_K_argmax, (int64_t)T * a.parts, 256, 96, &a);
 }
 
 static void sum_experts(aff_backend *b, const float *y, int T, int K, int H, float *f)

@@ -9,11 +9,10 @@
  * devices too, at the same address. */
 #ifndef AFF_BACKEND_GPU_RT_H
 #define AFF_BACKEND_GPU_RT_H
+#include "backend/device.h"
 #include "backend/gpu/kernels/args.h"
 #include "base/status.h"
 #include <stddef.h>
-
-typedef enum aff_rt_kind { AFF_RT_CUDA, AFF_RT_HIP, AFF_RT_EMU, AFF_RT_KINDS } aff_rt_kind;
 
 #define AFF_GPU_ENUM(name, threads) AFF_K_##name,
 typedef enum aff_kernel { AFF_GPU_KERNELS(AFF_GPU_ENUM) AFF_K_COUNT } aff_kernel;
@@ -34,20 +33,6 @@ typedef struct aff_rt_info {
 } aff_rt_info;
 
 /* ---- devices ---- */
-
-/* What --device names. */
-typedef enum aff_device_choice { AFF_DEVICE_AUTO, AFF_DEVICE_CPU, AFF_DEVICE_RT } aff_device_choice;
-typedef struct aff_device_spec {
-    aff_device_choice choice;
-    aff_rt_kind kind; /* the rest: AFF_DEVICE_RT only */
-    int index;        /* cuda:I, hip:I */
-    int count;        /* emulated devices */
-    uint64_t bytes;   /* memory of each */
-    bool amd;         /* emulated with the AMD fragment layout */
-} aff_device_spec;
-/* auto | cpu | cuda[:I] | hip[:I] | emu[:[Nx]SIZE] | emu-amd[:[Nx]SIZE]; SIZE with K, M, G (powers of 1024), default
- * 1x1G. */
-aff_status aff__device_parse(aff_device_spec *out, const char *text, aff_error *err);
 
 /* Devices of a kind. Without its library, driver or a card the count is 0 and *why says so in one line (valid for ever;
  * NULL when there are devices). Not for AFF_RT_EMU, which has as many as are asked for. */

@@ -37,7 +37,7 @@
     X(experts_many_up, 256) \
     X(experts_many_down, 256) \
     X(argmax, 256)         \
-    X(sum_experts, 256) \
+    X(sum_experts, 256)    \
     X(adjust, 256)         \
     X(weights, 256)        \
     X(sample, 1024)        \
@@ -162,14 +162,15 @@ typedef struct aff_k_matrix {
 
 /* Several matrices in one launch, so that all products of one input are one node.
  * dense_few: (tiles of 16 rows) x 256, 8192 B; T <= 16.
- * dense_stream: any grid x 256, aff__k_ds_smem(&a, room): T <= 16, all matrices as aff__k_ds_fits says; tiles: of 16 rows, all matrices
- *   together; flip as aff__k_ds_smem sets it. The same bits, at the speed of memory (densestream.inc).
- * dense_many: (tiles of aff__k_many_rows() rows) * ceil(T/128) x 256, aff__k_many_smem(). The same bits as dense_few. */
-enum { AFF_K_MATRICES = 8, AFF_K_FEW = 16 };
+ * dense_stream: any grid x 256, aff__k_ds_smem(&a, room): T <= 16, all matrices as aff__k_ds_fits says, no NaN in FP8 weights; tiles: of 16
+ *   rows, all matrices together; solo and flip as aff__k_ds_solo and aff__k_ds_smem set them. The same bits, at the speed of memory.
+ * dense_many: (tiles of aff__k_many_rows() rows) * ceil(T/128) x 256, aff__k_many_smem(amd, stages). The same bits as dense_few. */
+enum { AFF_K_MATRICES = 8, AFF_K_FEW = 16, AFF_K_MANY_TOKENS = 128 };
 typedef struct aff_k_dense {
     aff_k_matrix m[AFF_K_MATRICES];
     int32_t count, T;
     int32_t tiles, flip, solo; /* dense_stream */
+    int32_t stages;            /* dense_many: buffers of x, 2 where its shared memory fits, else 1 */
 } aff_k_dense;
 typedef aff_k_dense aff_k_dense_few;
 typedef aff_k_dense aff_k_dense_stream;
@@ -177,7 +178,11 @@ typedef aff_k_dense aff_k_dense_many;
 
 /* Weight rows of a dense_many tile and its shared memory, by device kind. */
 static inline int32_t aff__k_many_rows(bool amd) { return amd ? 64 : 128; }
-static inline size_t aff__k_many_smem(bool amd) { return (size_t)(aff__k_many_rows(amd) + 128) * (amd ? 272 : 320) + 16 * (size_t)aff__k_many_rows(amd); }
+static inline size_t aff__k_many_smem(bool amd, int32_t stages)
+{
+    const size_t pitch = amd ? 272 : 320, rows = (size_t)aff__k_many_rows(amd);
+    return rows * pitch + (size_t)stages * AFF_K_MANY_TOKENS * pitch + 16 * rows;
+}
 /* Tiles of one matrix; rows_of_tile is 16 or aff__k_many_rows(). */
 static inline int32_t aff__k_dense_tiles(const aff_k_matrix *m, int32_t rows_of_tile)
 {
@@ -425,7 +430,8 @@ typedef struct aff_k_argmax {
     const float *x; /* [T][ld] */
     int32_t *id;    /* [T] */
     int32_t *bad;   /* NULL or [T]: the row has a NaN or +inf, or nothing above -inf: what the sampler refuses */
-    uint32_t *work; /* [T][3 * parts + 1], zero before the first launch */
+    uint32_t *part;  /* [T][3 * parts] */
+    uint32_t *count; /* [T], zero before the first launch, and after each */
     int64_t ld;
     int32_t n, parts; /* blocks of a row, 1 .. n */
 } aff_k_argmax;

@@ -1,0 +1,30 @@
+/* device.h - what --device names, and the backend behind it. */
+#ifndef AFF_BACKEND_DEVICE_H
+#define AFF_BACKEND_DEVICE_H
+#include "affinity.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef enum aff_rt_kind { AFF_RT_CUDA, AFF_RT_HIP, AFF_RT_EMU, AFF_RT_KINDS } aff_rt_kind;
+typedef enum aff_device_choice { AFF_DEVICE_AUTO, AFF_DEVICE_CPU, AFF_DEVICE_RT } aff_device_choice;
+typedef struct aff_device_spec {
+    aff_device_choice choice;
+    aff_rt_kind kind; /* the rest: AFF_DEVICE_RT only */
+    int index;        /* cuda:I, hip:I; emulated: which of them */
+    int count;        /* emulated devices */
+    uint64_t bytes;   /* memory of each */
+    bool amd;         /* emulated with the AMD fragment layout */
+} aff_device_spec;
+
+/* auto | cpu | cuda[:I] | hip[:I] | emu[:[Nx]SIZE] | emu-amd[:[Nx]SIZE]; SIZE with K, M, G (powers of 1024), default
+ * 1x1G. */
+aff_status aff__device_parse(aff_device_spec *out, const char *text, aff_error *err);
+
+struct aff_backend;
+/* The backend: of a device, or the CPU's (auto and cpu) with that many threads. */
+aff_status aff__device_backend(struct aff_backend **out, const aff_device_spec *spec, aff_numerics num, int threads,
+                               aff_error *err);
+/* Whose results those are: states and caches move only between equals. "" for the CPU, else as "cuda sm_90"; emulated
+ * "emu nv". */
+aff_status aff__device_results(const aff_device_spec *spec, char out[64], aff_error *err);
+#endif

@@ -1,0 +1,83 @@
+#include "engine/setup.h"
+
+aff_status aff__setup_check(const aff_setup *s, aff_error *err)
+{
+    aff_machine m;
+    aff_device_spec d;
+    if (s->device) AFF_TRY(aff__device_parse(&d, s->device, err));
+    if (s->machine) AFF_TRY(aff__machine_parse(&m, s->machine, err));
+    if (!s->cache_dir && (s->cache_gib || s->cache_block || s->cache_stays || s->cache_verify))
+        return aff__fail(err, AFF_E_INVALID,
+                         "--prefix-cache-gib, --prefix-cache-block, --persistent-prefix-cache, --prefix-cache-verify: expected --prefix-cache-dir with them");
+    if (s->machine && !s->plan && !s->plan_json) return aff__fail(err, AFF_E_INVALID, "--machine: expected --plan with it: nothing can run on a machine that is not there");
+    if (s->machine && s->memory >= 0) return aff__fail(err, AFF_E_INVALID, "--machine and --memory: expected one of them, got both");
+    if (s->kv_size >= 0 && s->kv_commit > s->kv_size * AFF_MAX_SLOTS)
+        return aff__fail(err, AFF_E_INVALID, "--kv-commit: expected at most --kv-size %lld for each sequence, got %lld", (long long)s->kv_size, (long long)s->kv_commit);
+    return AFF_OK;
+}
+
+void aff__setup_engine(const aff_setup *s, int64_t needed, aff_engine_options *o)
+{
+    if (s->device) aff__device_parse(&o->device, s->device, NULL);
+    o->context = s->kv_size > 0 ? s->kv_size : needed;
+    o->kv_commit = s->kv_commit == 0 ? -1 : s->kv_commit < 0 ? 0 : s->kv_commit;
+    o->kv_margin = s->kv_margin < 0 ? 0 : s->kv_margin;
+}
+
+static aff_prefix_options prefix_options(const aff_setup *s)
+{
+    return (aff_prefix_options){.dir = s->cache_dir,
+                                .bytes = (uint64_t)s->cache_gib << 30,
+                                .block = (int)s->cache_block,
+                                .persistent = s->cache_stays,
+                                .verify = s->cache_verify};
+}
+
+aff_status aff__setup_plan(const aff_setup *s, const aff_net *outline, const aff_engine_options *o, bool listens_to_prompts, aff_memplan *p, aff_error *err)
+{
+    aff_machine m;
+    const aff_prefix_options po = prefix_options(s);
+    if (s->machine) {
+        AFF_TRY(aff__machine_parse(&m, s->machine, err));
+    } else if (s->memory >= 0) {
+        if (aff__machine_here(&m, "", NULL) != AFF_OK) m = (aff_machine){.limit = UINT64_MAX};
+        m.free = (uint64_t)s->memory << 20;
+        m.limit_free = UINT64_MAX;
+        m.cgroup = 0;
+    } else {
+        AFF_TRY(aff__machine_here(&m, "", err));
+    }
+    const aff_memplan_input in = {.net = outline,
+                                  .engine = o,
+                                  .machine = &m,
+                                  .prefix_cache = s->cache_dir ? aff__prefix_memory(outline, &po) : 0,
+                                  .host_pool = s->host_pool < 0 ? -1 : s->host_pool << 20,
+                                  .listens_to_prompts = listens_to_prompts};
+    AFF_TRY(aff__memplan_make(p, &in, err));
+    aff__memplan_judge(p);
+    return AFF_OK;
+}
+
+int aff__setup_answer(const aff_setup *s, const aff_memplan *p)
+{
+    if (!s->plan_json)
+        aff__memplan_print(p, stdout);
+    else if (aff__memplan_json(p, stdout, NULL) != AFF_OK)
+        return 1;
+    return fflush(stdout) != 0 ? 1 : p->fits ? 0 : AFF_EXIT_DOES_NOT_FIT;
+}
+
+aff_status aff__setup_cache(const aff_setup *s, const aff_net *net, void (*warn)(void *ctx, const char *line), aff_engine_options *o, aff_prefix **cache,
+                            aff_error *err)
+{
+    aff_prefix_options po = prefix_options(s);
+    char results[64];
+    po.warn = warn;
+    *cache = NULL;
+    if (!s->cache_dir) return AFF_OK;
+    AFF_TRY(aff__device_results(&o->device, results, err));
+    po.results = results;
+    AFF_TRY(aff__prefix_open(cache, net, &po, err));
+    o->cache = aff__engine_cache_on(*cache);
+    return AFF_OK;
+}
