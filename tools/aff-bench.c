@@ -234,6 +234,10 @@ static aff_status make_routes(app *a, aff_error *err)
         fprintf(stderr, "aff-bench: routes are made up (skew %g, locality %g): the text is not the model's\n", g.skew, g.locality);
     }
     if (f->trace) AFF_TRY(aff__route_trace_open(&a->routes.trace, f->trace, a->net, err));
+    if (a->o.device.choice == AFF_DEVICE_RT && !a->gen && !f->trace) {
+        fprintf(stderr, "aff-bench: a device's routes are not seen: the columns about experts and the floor leave them out\n");
+        return AFF_OK;
+    }
     a->o.route = aff__bench_route;
     a->o.route_ctx = &a->routes;
     return AFF_OK;

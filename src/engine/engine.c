@@ -97,9 +97,7 @@ static aff_status make_parts(aff_engine *e, aff_error *err)
     if (e->draft == AFF_DRAFT_MTP1) AFF_TRY(aff__calloc(&e->mtp, vocab * AFF_PASS_ROWS, sizeof(float), "logits of the draft", err));
     AFF_TRY(aff__calloc(&e->slot, (uint64_t)e->o.slots, sizeof *e->slot, "slots", err));
     if (e->o.device.choice == AFF_DEVICE_RT) {
-        aff_backend *b;
-        AFF_TRY(aff__device_backend(&b, &e->o.device, aff__net_numerics(e->net), e->o.threads, err));
-        AFF_TRY(aff__runner_open(&e->runner, e->net, b, err));
+        AFF_TRY(aff__runner_on(&e->runner, e->net, &e->o.device, e->o.threads, err));
         so.memory = aff__runner_memory(e->runner);
     } else {
         AFF_TRY(aff__runner_create(&e->runner, e->net, e->o.threads, err));

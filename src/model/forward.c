@@ -506,6 +506,14 @@ aff_status aff__runner_create(aff_runner **out, const aff_net *net, int threads,
     return aff__runner_open(out, net, b, err);
 }
 
+aff_status aff__runner_on(aff_runner **out, const aff_net *net, const aff_device_spec *spec, int threads, aff_error *err)
+{
+    aff_backend *b;
+    *out = NULL;
+    AFF_TRY(aff__device_backend(&b, spec, net->numerics, threads, err));
+    return aff__runner_open(out, net, b, err);
+}
+
 const aff_memory *aff__runner_memory(const aff_runner *r) { return r->b->mem; }
 
 void aff__runner_free(aff_runner *r)

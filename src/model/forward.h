@@ -2,6 +2,7 @@
 #ifndef AFF_MODEL_FORWARD_H
 #define AFF_MODEL_FORWARD_H
 #include "experts/store.h"
+#include "backend/device.h"
 #include "model/net.h"
 #include "state/seq.h"
 
@@ -11,6 +12,8 @@ typedef struct aff_backend aff_backend;
 aff_status aff__runner_create(aff_runner **out, const aff_net *net, int threads, aff_error *err); /* on the CPU; threads <= 0: one per CPU */
 /* On any backend, which it takes over (also when it fails). Weights and experts are put into a device's memory. */
 aff_status aff__runner_open(aff_runner **out, const aff_net *net, aff_backend *b, aff_error *err);
+/* On what --device names. */
+aff_status aff__runner_on(aff_runner **out, const aff_net *net, const aff_device_spec *spec, int threads, aff_error *err);
 const aff_memory *aff__runner_memory(const aff_runner *r); /* where its sequences must lie */
 void aff__runner_free(aff_runner *r);
 /* Memory of a runner for sequences of up to `positions` positions: planes of a pass, plan of its experts, and the most that the backend

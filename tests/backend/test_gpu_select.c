@@ -28,7 +28,7 @@ static void select_rows(int heads, int dim, int ratio, int topk, int T, int64_t 
     for (int64_t i = 0; i < n; i += dim) aff__a4(iq + i, dim);
     uint16_t *qb = NEW(uint16_t, n);
     to_bf16(iq, qb, n);
-    const aff_rowset rs = {T, pos, first, of};
+    const aff_rowset rs = {.n = T, .pos = pos, .first = first, .state = of};
     int *want = NEW(int, T * topk);
     aff_error err;
     assert_int_equal(cpu->index_select(cpu, &rs, iq, w, heads, dim, ratio, topk, want, &err), AFF_OK);
@@ -36,6 +36,7 @@ static void select_rows(int heads, int dim, int ratio, int topk, int T, int64_t 
     {
         const int64_t ld = groups;
         float *score = NEW(float, T * ld), *cs = NEW(float, ld), *cw = NEW(float, heads);
+        char *buf = NEW(char, (int64_t)aff__cpu_index_bytes(heads, &f));
         int32_t *sel = NEW(int32_t, T * topk);
         const aff_k_rows rows = {pos, first, seq, T, 0};
         const float scale = 1.0f / sqrtf((float)dim * (float)heads);
@@ -47,12 +48,14 @@ static void select_rows(int heads, int dim, int ratio, int topk, int T, int64_t 
             const int m = (int)((pos[t] + 1) / ratio);
             for (int h = 0; h < heads; h++) cw[h] = w[t * heads + h] * scale;
             if (m > topk) {
-                aff__cpu_index_scores(iq + (int64_t)t * heads * dim, cw, heads, &f, of[t]->ikey, m, cs);
+                aff_index_query query;
+                aff__cpu_index_prepare(&query, iq + (int64_t)t * heads * dim, cw, heads, &f, buf);
+                aff__cpu_index_scores(&query, of[t]->ikey, m, cs);
                 same_bits("score", score + t * ld, cs, m);
             }
             same_bytes("selection", sel + (int64_t)t * topk, want + (int64_t)t * topk, 4 * (m < topk ? m : topk));
         }
-        free(score), free(cs), free(cw), free(sel);
+        free(score), free(cs), free(cw), free(sel), free(buf);
     }
     free(iq), free(w), free(qb), free(want), free(state[0].ikey), free(state[1].ikey);
 }

@@ -72,6 +72,13 @@ aff_status aff__runner_create(aff_runner **out, const aff_net *net, int threads,
     return AFF_OK;
 }
 void aff__runner_free(aff_runner *r) { free(r); }
+/* No device in these tests. */
+aff_status aff__runner_on(aff_runner **out, const aff_net *net, const aff_device_spec *spec, int threads, aff_error *e)
+{
+    *out = NULL;
+    return AFF_E_UNSUPPORTED;
+}
+const aff_memory *aff__runner_memory(const aff_runner *r) { return NULL; }
 
 /* What the pretend network says after a sequence with this hash, of `n` tokens. */
 static void fake_logits(uint64_t hash, int64_t n, float *l)

@@ -5,11 +5,12 @@
 #include "quant/codebook.h"
 #include "quant/numbers.h"
 #include <math.h>
+#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { HELD = 64, TALLY = 64 };
+enum { HELD = 64 };
 
 /* One op under test. Host arrays and their copies on the device live until drop(). */
 typedef struct {
@@ -20,6 +21,7 @@ typedef struct {
     int n_host, n_there;
     aff_status status;
     aff_error err;
+    jmp_buf out;   /* ends the case: no memory for its operands */
     char what[96]; /* the case */
 } check;
 
@@ -32,14 +34,18 @@ static float unit(check *c)
     return (float)((double)(aff__splitmix64(&c->seed) >> 11) * 0x1p-52 - 1.0);
 }
 
-/* Zeroed host memory; the process has no use for a check that has no memory. */
+static void note_status(check *c, aff_status s)
+{
+    if (s != AFF_OK && c->status == AFF_OK) c->status = s;
+}
+
+/* Zeroed host memory. */
 static void *host(check *c, int64_t n, size_t size)
 {
     void *p = NULL;
-    if (c->n_host == HELD || aff__calloc(&p, (uint64_t)n, size, "check", &c->err) != AFF_OK) {
-        c->status = AFF_E_NOMEM;
-        abort();
-    }
+    note_status(c, c->n_host == HELD ? aff__fail(&c->err, AFF_E_LIMIT, "check: more than %d arrays", HELD)
+                                     : aff__calloc(&p, (uint64_t)n, size, "check", &c->err));
+    if (!p) longjmp(c->out, 1);
     return c->host[c->n_host++] = p;
 }
 
@@ -57,20 +63,13 @@ static void *bytes(check *c, int64_t n)
     return x;
 }
 
-static void note_status(check *c, aff_status s)
-{
-    if (s == AFF_OK || c->status != AFF_OK) return;
-    c->status = s;
-}
-
 /* n bytes of device memory, from x unless NULL. */
 static void *there(check *c, const void *x, int64_t n)
 {
     const aff_memory *m = c->dev->mem;
     void *p = NULL;
-    if (c->status != AFF_OK || c->n_there == HELD) return NULL;
-    note_status(c, m->alloc(m, &p, (uint64_t)n, "check", &c->err));
-    if (!p) return NULL;
+    if (c->status == AFF_OK && c->n_there < HELD) note_status(c, m->alloc(m, &p, (uint64_t)n, "check", &c->err));
+    if (!p) longjmp(c->out, 1);
     c->there[c->n_there++] = p;
     if (x) note_status(c, m->write(m, p, x, (uint64_t)n, &c->err));
     return p;
@@ -525,6 +524,11 @@ typedef struct {
     double allowed;
 } op_case;
 
+static void run_case(check *c, const op_case *op)
+{
+    if (!setjmp(c->out)) op->run(c);
+}
+
 static aff_status run_cases(const op_case *op, int n, aff_backend *cpu, aff_backend *dev, int rounds, uint64_t seed,
                             aff_check_fn report, void *ctx, aff_error *err)
 {
@@ -542,7 +546,7 @@ static aff_status run_cases(const op_case *op, int n, aff_backend *cpu, aff_back
             const aff_layer_state *none[1] = {NULL};
             const aff_rowset rs = {.n = 1, .pos = pos, .first = first, .table = none};
             if (dev->begin) note_status(c, dev->begin(dev, &rs, &c->err)); /* forms of an earlier case are forgotten */
-            if (c->status == AFF_OK) op[i].run(c);
+            if (c->status == AFF_OK) run_case(c, &op[i]);
             const aff_status f = dev->finish ? dev->finish(dev, c->status == AFF_OK ? &c->err : NULL) : AFF_OK;
             note_status(c, f);
             drop(c);

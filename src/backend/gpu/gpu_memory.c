@@ -8,7 +8,7 @@ enum { ALIGN = 256, GUARD = 256 }; /* kernels may read whole vectors past the en
 
 static aff_gpu *of(const aff_memory *m)
 {
-    return (aff_gpu *)((char *)(uintptr_t)m - offsetof(aff_gpu, mem));
+    return (aff_gpu *)((uintptr_t)m - offsetof(aff_gpu, mem));
 }
 
 /* ---- planes ---- */
