@@ -314,6 +314,7 @@ static aff_status emit(aff_engine *e, aff_slot *s, int k, bool *end, aff_stop *s
     AFF_TRY(aff__job_push(j, t.id, err));
     j->out.decoded++;
     e->stats.tokens++;
+    e->passes.tokens++;
     score(e, s, pos, t.id);
     *end = true;
     *stop = AFF_STOP_CALLER;

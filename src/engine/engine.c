@@ -99,6 +99,11 @@ static aff_status make_parts(aff_engine *e, aff_error *err)
     for (int i = 0; i < e->o.slots; i++) AFF_TRY(aff__seq_open(&e->slot[i].seq, e->net, &so, err));
     AFF_TRY(aff__runner_create(&e->runner, e->net, e->o.threads, err));
     if (e->o.route) aff__runner_on_route(e->runner, e->o.route, e->o.route_ctx);
+    const aff_heat *h = aff__runner_heat(e->runner);
+    e->view = (aff_snapshot){
+        .context = e->context, .slots = e->o.slots, .layers = h->layers, .experts = h->experts, .picks = e->cfg->picks};
+    AFF_TRY(aff__calloc(&e->heat, (uint64_t)h->layers * (uint64_t)h->experts, sizeof *e->heat, "heat of the experts", err));
+    aff__snapshot_publish(e);
     return AFF_OK;
 }
 
@@ -193,6 +198,7 @@ void aff__engine_free(aff_engine *e)
     free(e->mtp);
     free(e->block_ids);
     free(e->block_conf);
+    free(e->heat);
     free(e);
 }
 
@@ -319,7 +325,7 @@ void aff__engine_stop(aff_engine *e)
 void aff__engine_draft_stats(aff_engine *e, aff_draft_stats *out)
 {
     pthread_mutex_lock(&e->lock);
-    *out = e->published;
+    *out = e->view.draft;
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -417,6 +423,7 @@ static aff_status run_chunk(aff_engine *e, aff_slot *s, int64_t most, bool *stop
     const aff_batch b = {.n = n, .id = j->ids + pos, .seq = s->seq, .want_from = from, .logits = e->chunk};
     AFF_TRY(aff__forward(e->runner, &b, err));
     j->out.prefilled += n;
+    e->passes.prompt_rows += n;
     /* The row after the prompt's last is known only if that one is not part of the prefill. */
     if (e->draft == AFF_DRAFT_MTP1 && j->r.n_predict)
         AFF_TRY(aff__mtp_prompt(e, s, j->ids + pos + 1, n, pos + n == total, err));
@@ -436,6 +443,7 @@ static void prompt_pass(aff_engine *e, aff_slot *s, bool answers)
     s->turn = ++e->turns;
     const aff_status st = run_chunk(e, s, answers && e->o.chunk > AFF_MAX_CHUNK ? AFF_MAX_CHUNK : e->o.chunk, &stop, &err);
     e->chunk_ns = aff__now_ns() - start;
+    e->passes.prompt_ns += e->chunk_ns;
     if (st != AFF_OK)
         aff__slot_finish(e, s, st, AFF_STOP_CALLER, &err);
     else if (stop)
@@ -533,11 +541,13 @@ bool aff__engine_step(aff_engine *e)
     if (prompt && (!answers || e->owed <= 0)) {
         prompt_pass(e, prompt, answers);
     } else if (answers) {
+        const uint64_t start_ns = aff__now_ns();
         aff__decode_pass(e);
+        e->passes.decode_ns += aff__now_ns() - start_ns;
         if (e->owed > 0) e->owed--;
     }
     pthread_mutex_lock(&e->lock);
-    e->published = e->stats;
+    aff__snapshot_publish(e);
     const bool more = busy(e);
     pthread_mutex_unlock(&e->lock);
     return more;

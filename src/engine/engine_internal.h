@@ -87,6 +87,7 @@ struct aff_engine {
     int pause;                       /* passes without a draft after the next bad one */
     int64_t scored, right;           /* first places of drafts */
     bool warned;
+    aff_pass_counts passes;
 
     pthread_mutex_t lock; /* everything below, aff_job.next and cancel, the pointers slot[].job */
     pthread_cond_t wake;
@@ -94,8 +95,12 @@ struct aff_engine {
     int waiting;
     uint64_t last_id;
     bool stopped;
-    aff_draft_stats published;
+    aff_snapshot view;
+    float *heat; /* [layers][experts], as of `view` */
 };
+
+/* snapshot.c: copies what displays see; under the lock. */
+void aff__snapshot_publish(aff_engine *e);
 
 /* Ends the slot's request and frees the slot. err NULL unless status says failure. */
 void aff__slot_finish(aff_engine *e, aff_slot *s, aff_status status, aff_stop stop, const aff_error *err);

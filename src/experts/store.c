@@ -1,3 +1,4 @@
+#define _GNU_SOURCE /* mincore */
 #include "experts/store.h"
 #include "base/mem.h"
 #include "quant/codebook.h"
@@ -6,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 /* A permuted record, or the lack of one. */
 typedef struct copy {
@@ -315,4 +318,20 @@ void aff__experts_limit(aff_experts *s, uint64_t bytes)
     s->stats.limit = bytes;
     if (s->copies) evict(s, 0);
     pthread_mutex_unlock(&s->lock);
+}
+
+aff_tier aff__experts_tier(aff_experts *s, int layer, int e)
+{
+    const int i = layer * s->experts + e;
+    const uint8_t *at;
+    unsigned char resident = 1;
+    if (s->copies) {
+        if (aff__experts_resident(s, layer, e)) return AFF_TIER_HOST;
+        at = aff__container_expert(s->container, (uint32_t)layer, (uint32_t)e);
+    } else {
+        at = s->expert[i].gate.codes;
+    }
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    if (mincore((void *)((uintptr_t)at / page * page), page, &resident) != 0) return AFF_TIER_HOST; /* nothing is known: as if it were */
+    return resident & 1 ? AFF_TIER_HOST : AFF_TIER_DISK;
 }

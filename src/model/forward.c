@@ -138,6 +138,7 @@ aff_status aff__moe(aff_runner *r, const aff_block *b, aff_experts *experts, int
                                                .weight = r->weights});
     aff__trace(r, "router_ids", layer, r->picks, T, K);
     aff__trace(r, "router_weights", layer, r->weights, T, K);
+    if (experts == r->net->experts) aff__heat_note(&r->heat, layer, r->picks, T * K);
     AFF_TRY(aff__plan_build(r->plan, experts, store_layer, r->picks, r->weights, T, K, &plan, err));
     aff_moe_plan work = *plan;
     work.h = r->h;
@@ -382,6 +383,7 @@ aff_status aff__runner_create(aff_runner **out, const aff_net *net, int threads,
     r->net = net;
     aff_status s = aff__cpu_backend(&r->b, net->numerics, threads, err);
     if (s == AFF_OK) s = aff__plan_create(&r->plan, AFF_MAX_CHUNK, c->picks, c->experts, err);
+    if (s == AFF_OK) s = aff__heat_create(&r->heat, net->layers, c->experts, err);
     if (s == AFF_OK) s = aff__calloc(&r->memory, carve(r, NULL), 1, "pass buffers", err);
     if (s != AFF_OK) {
         aff__runner_free(r);
@@ -397,11 +399,17 @@ aff_status aff__runner_create(aff_runner **out, const aff_net *net, int threads,
     return AFF_OK;
 }
 
+const aff_heat *aff__runner_heat(const aff_runner *r)
+{
+    return &r->heat;
+}
+
 void aff__runner_free(aff_runner *r)
 {
     if (!r) return;
     if (r->b) r->b->free(r->b);
     aff__plan_free(r->plan);
+    aff__heat_free(&r->heat);
     free(r->memory);
     free(r);
 }

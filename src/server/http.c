@@ -21,7 +21,7 @@
 #define POLLRDHUP 0x2000 /* of Linux; poll.h shows it only with extensions */
 #endif
 
-enum { MAX_HEADERS = 8, READ_BLOCK = 32768, TICK_MS = 500 };
+enum { MAX_HEADERS = 12, READ_BLOCK = 32768, TICK_MS = 500 };
 static const size_t max_pending = 8u << 20;
 
 /* A connection, from accept to close. Under the lock of aff_http. */
@@ -38,7 +38,7 @@ struct aff_exchange {
     conn *c;
     struct MHD_Connection *mhd;
     char method[16], path[256], id[40];
-    char *authorization, *api_key, *origin;
+    char *authorization, *api_key, *origin, *if_none_match;
     aff_buf body;
     size_t received;
     bool early; /* answered before its body was read */
@@ -117,6 +117,7 @@ static aff_exchange *make_exchange(aff_http *h, struct MHD_Connection *m, const 
     x->authorization = header_copy(m, "Authorization");
     x->api_key = header_copy(m, "x-api-key");
     x->origin = header_copy(m, "Origin");
+    x->if_none_match = header_copy(m, "If-None-Match");
     pthread_mutex_lock(&h->lock);
     h->pending++;
     x->c = ci ? ci->socket_context : NULL;
@@ -150,6 +151,7 @@ void aff__x_unref(aff_exchange *x)
     free(x->authorization);
     free(x->api_key);
     free(x->origin);
+    free(x->if_none_match);
     pthread_mutex_destroy(&x->lock);
     free(x);
 }
@@ -177,6 +179,10 @@ const char *aff__x_api_key(const aff_exchange *x)
 const char *aff__x_origin(const aff_exchange *x)
 {
     return x->origin ? x->origin : "";
+}
+const char *aff__x_if_none_match(const aff_exchange *x)
+{
+    return x->if_none_match ? x->if_none_match : "";
 }
 const aff_buf *aff__x_body(const aff_exchange *x)
 {

@@ -3,6 +3,7 @@
 #include "format/json.h"
 #include "server/gen.h"
 #include "server/lanes.h"
+#include "server/web.h"
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -347,6 +348,11 @@ static void slots(aff_server *s, aff_exchange *x)
     reply(x, &j, "application/json");
 }
 
+static void snapshot(aff_server *s, aff_exchange *x)
+{
+    aff__web_snapshot(&s->sv, x);
+}
+
 static void metric(aff_jout *j, const char *name, const char *type, const char *help, double v)
 {
     aff__jout_fmt(j, "# HELP affinity_%s %s\n# TYPE affinity_%s %s\naffinity_%s %.17g\n", name, help, name, type, name,
@@ -418,6 +424,7 @@ static const struct route {
               {"/models", false, false, models},
               {"/metrics", false, false, metrics},
               {"/slots", false, false, slots},
+              {"/snapshot", false, false, snapshot},
               {"/version", false, false, version},
               {"/health", false, true, health},
               {"/v1/health", false, true, health},
@@ -501,6 +508,7 @@ static void handle(void *ctx, aff_exchange *x)
         return;
     }
     cors(s, x);
+    if (get && aff__web_answer(x)) return;
     while (r->path && strcmp(r->path, aff__x_path(x)) != 0) r++;
     if (!(r->path && r->open) && !allowed(s, x)) {
         aff__x_header(x, "WWW-Authenticate", "Bearer");
