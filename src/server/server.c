@@ -619,6 +619,11 @@ int aff__server_port(const aff_server *s)
     return aff__http_port(s->http);
 }
 
+aff_engine *aff__server_engine(aff_server *s)
+{
+    return s->sv.engine;
+}
+
 void aff__server_wait_idle(aff_server *s)
 {
     pthread_mutex_lock(&s->sv.lock);
