@@ -167,7 +167,6 @@ void aff__dash_watch(aff_dash *d, aff_engine *e, const aff_net *net)
     aff_dash_view *v = &d->view;
     d->engine = NULL;
     d->net = net;
-    d->tiers_at = 0;
     v->watching = false;
     free(v->heat);
     free(v->tier);
@@ -180,6 +179,8 @@ void aff__dash_watch(aff_dash *d, aff_engine *e, const aff_net *net)
         if (aff__calloc(&v->heat, n, sizeof *v->heat, "plane", NULL) == AFF_OK && aff__calloc(&v->tier, n, 1, "plane", NULL) == AFF_OK) {
             d->engine = e;
             v->draft = aff__net_draft(net);
+            aff__net_tiers(net, v->tier);
+            d->tiers_at = aff__now_ns();
             v->watching = true;
         }
     }
@@ -219,7 +220,7 @@ static void sample(aff_dash *d)
     if (decode > 0) v->decode_now = v->decode_now > 0 ? 0.7 * v->decode_now + 0.3 * decode : decode;
     if (prompt > 0) v->prompt_now = prompt;
     v->before = v->s;
-    if (d->tiers_at && now - d->tiers_at < TIERS_MS * 1000000ull) return;
+    if (now - d->tiers_at < TIERS_MS * 1000000ull) return;
     d->tiers_at = now;
     aff__net_tiers(d->net, v->tier);
 }

@@ -23,6 +23,13 @@ static short plane_colour(int code)
     return COLORS >= 256 ? wide[(code - 1) / LEVELS][(code - 1) % LEVELS] : few[(code - 1) / LEVELS];
 }
 
+/* The pair of two cells, one above the other. Where there are few colours there may be 64 pairs only, and levels have none. */
+static short plane_pair(int top, int bottom)
+{
+    if (COLORS >= 256) return (short)(P_PLANE + top * 16 + bottom);
+    return (short)(P_PLANE + (top + LEVELS - 1) / LEVELS * 4 + (bottom + LEVELS - 1) / LEVELS);
+}
+
 void aff__dash_colours(void)
 {
     if (!has_colors()) return;
@@ -36,8 +43,7 @@ void aff__dash_colours(void)
     init_pair(P_TITLE, wide ? 115 : COLOR_CYAN, -1);
     for (int top = 0; top < 16; top++)
         for (int bottom = 0; bottom < 16; bottom++)
-            if (P_PLANE + top * 16 + bottom < COLOR_PAIRS)
-                init_pair((short)(P_PLANE + top * 16 + bottom), plane_colour(top), plane_colour(bottom));
+            init_pair(plane_pair(top, bottom), plane_colour(top), plane_colour(bottom));
 }
 
 /* ---- pieces ---- */
@@ -133,14 +139,18 @@ static void header(const aff_dash_view *v, int columns)
     put_pair(0, columns - 13, 12, P_QUIET, A_NORMAL, up);
     snprintf(text, sizeof text, " %s ", v->name);
     put_pair(0, 14, columns - 30, P_QUIET, A_NORMAL, text);
-    put_pair(1, 1, columns / 2, v->ready ? P_GOOD : P_BUSY, A_BOLD, v->stage);
-    if (!v->watching) return;
-    rate(decode, sizeof decode, v->decode_now);
-    rate(prompt, sizeof prompt, v->prompt_now);
-    const int n = snprintf(text, sizeof text, "decode %s tok/s  prompt %s tok/s  slots %d/%d", decode, prompt, v->s.running, v->s.slots);
-    if (v->s.waiting) snprintf(text + n, sizeof text - (size_t)n, " +%d", v->s.waiting);
-    const int w = (int)strlen(text);
-    put(1, columns - 1 - w > 0 ? columns - 1 - w : 0, columns, text);
+    int w = 0;
+    if (v->watching) {
+        rate(decode, sizeof decode, v->decode_now);
+        rate(prompt, sizeof prompt, v->prompt_now);
+        int n = snprintf(text, sizeof text, "decode %s tok/s  ", decode);
+        if (columns >= 100) n += snprintf(text + n, sizeof text - (size_t)n, "prompt %s tok/s  ", prompt);
+        n += snprintf(text + n, sizeof text - (size_t)n, "slots %d/%d", v->s.running, v->s.slots);
+        if (v->s.waiting) snprintf(text + n, sizeof text - (size_t)n, " +%d", v->s.waiting);
+        w = (int)strlen(text) + 2;
+        put(1, columns + 1 - w, w, text);
+    }
+    put_pair(1, 1, columns - w - 1, v->ready ? P_GOOD : P_BUSY, A_BOLD, v->stage);
 }
 
 static void host(const aff_dash_view *v, int y, int columns)
@@ -268,7 +278,7 @@ static void plane(const aff_dash_view *v, int y, int rows, int columns)
             const int l1 = l0 + each < L ? l0 + each : L, l2 = l1 + each < L ? l1 + each : L;
             const int top = plane_cell(v, most, l0, l1, e0, e1), bottom = plane_cell(v, most, l1, l2, e0, e1);
             cchar_t cell;
-            setcchar(&cell, top ? L"▀" : L" ", A_NORMAL, (short)(has_colors() ? P_PLANE + top * 16 + bottom : 0), NULL);
+            setcchar(&cell, top ? L"▀" : L" ", A_NORMAL, has_colors() ? plane_pair(top, bottom) : (short)0, NULL);
             for (int k = 0; k < width; k++) add_wch(&cell);
         }
     }
@@ -340,7 +350,7 @@ void aff__dash_draw(const aff_dash_view *v)
     int y = 3, left = rows - 4; /* without header, host and footer */
     header(v, columns);
     host(v, 2, columns);
-    if (v->watching && left >= 1 + GRAPH_ROWS + 6) {
+    if (v->watching && left >= 1 + GRAPH_ROWS + 12) {
         decode_graph(v, y, 0, columns / 2);
         places(v, y, columns / 2, columns - columns / 2);
         y += 1 + GRAPH_ROWS;

@@ -169,6 +169,7 @@ aff_line_end aff__line_read(aff_line *l, const char *prompt, aff_buf *text)
     int n = 0;
     text->n = 0;
     l->prompt = prompt;
+    el_set(l->el, EL_PREP_TERM, 1); /* before the prompt, after which a person may type */
     const char *s = el_gets(l->el, &n);
     if (!s) {
         const bool given_up = interrupted;
