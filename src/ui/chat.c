@@ -163,8 +163,10 @@ static void stats(chat *c, const char *arg)
         accepted += d.accepted[i];
     }
     snprintf(text, sizeof text,
-             "last turn: %lld tokens reused, prompt %lld tok in %.3fs (%.1f tok/s), answer %lld tok in %.3fs (%.1f tok/s)\n"
-             "context: %lld of %lld tokens, %.1f MiB kept for the next turn; drafts: %.1f %% accepted, %.2f tokens a pass",
+             "last turn: %lld tokens reused, prompt %lld tok in %.3fs (%.1f tok/s),\n"
+             "           answer %lld tok in %.3fs (%.1f tok/s)\n"
+             "context:   %lld of %lld tokens, %.1f MiB kept for the next turn\n"
+             "drafts:    %.1f %% accepted, %.2f tokens a pass",
              (long long)o->restored, (long long)o->prefilled, (double)o->prefill_ns / 1e9, rate(o->prefilled, o->prefill_ns), (long long)o->decoded,
              (double)o->decode_ns / 1e9, rate(o->decoded, o->decode_ns), (long long)(c->t->covered ? c->t->n_ids : 0),
              (long long)aff__engine_context(c->t->engine), (double)aff__keep_bytes(c->t->keep) / 1048576,
@@ -202,6 +204,7 @@ static void turn(chat *c, const aff_buf *text)
     static const char *const why[] = {"[cut off: /set n bounds an answer]", NULL, "[the context is full: /reset begins another conversation]",
                                       "[interrupted]"};
     aff_error err = {0};
+    (void)aff__line_interrupted();
     if (c->t->random_seed && getrandom(&c->t->sampling.seed, sizeof c->t->sampling.seed, 0) != (ssize_t)sizeof c->t->sampling.seed) c->t->sampling.seed++;
     if (aff__talk_send(c->t, text->s, text->n, &err) != AFF_OK)
         complain(&err);

@@ -48,10 +48,16 @@ void aff__line_signals(void)
     sigaction(SIGCONT, &act, NULL);
 }
 
+/* Signals that are pending arrive before this returns. */
+static void let_in(void)
+{
+    mask(SIG_UNBLOCK);
+    mask(SIG_BLOCK);
+}
+
 bool aff__line_interrupted(void)
 {
-    mask(SIG_UNBLOCK); /* what is pending arrives before this returns */
-    mask(SIG_BLOCK);
+    let_in();
     const bool yes = interrupted;
     interrupted = 0;
     return yes;
@@ -67,6 +73,8 @@ static int wait_byte(EditLine *el, char *byte)
     sigdelset(&open, SIGCONT);
     for (;;) {
         fd_set set;
+        let_in(); /* pselect does not where there is something to read */
+        if (interrupted) return -1;
         FD_ZERO(&set);
         FD_SET(STDIN_FILENO, &set);
         const int ready = pselect(STDIN_FILENO + 1, &set, NULL, NULL, NULL, &open);
@@ -169,6 +177,7 @@ aff_line_end aff__line_read(aff_line *l, const char *prompt, aff_buf *text)
     int n = 0;
     text->n = 0;
     l->prompt = prompt;
+    (void)aff__line_interrupted(); /* there was nothing to give up */
     el_set(l->el, EL_PREP_TERM, 1); /* before the prompt, after which a person may type */
     const char *s = el_gets(l->el, &n);
     if (!s) {

@@ -70,7 +70,7 @@ static pty *pty_start(int rows, int columns, char *const *argv, char *const *env
     return p;
 }
 
-static void pty_resize(pty *p, int rows, int columns)
+__attribute__((unused)) static void pty_resize(pty *p, int rows, int columns)
 {
     const struct winsize size = {.ws_row = (unsigned short)rows, .ws_col = (unsigned short)columns};
     p->rows = rows;
@@ -175,7 +175,7 @@ __attribute__((unused)) static void pty_until_at(pty *p, const char *text, int r
 }
 
 /* Until the text is gone. */
-static void pty_until_not(pty *p, const char *text)
+__attribute__((unused)) static void pty_until_not(pty *p, const char *text)
 {
     const uint64_t end = aff__now_ns() + a_minute;
     while (pty_find(p, text) >= 0)
@@ -225,7 +225,7 @@ static void pty_free(pty *p)
     free(p);
 }
 
-static bool pty_wrote(const pty *p, const char *bytes)
+__attribute__((unused)) static bool pty_wrote(const pty *p, const char *bytes)
 {
     return p->raw.n && strstr(p->raw.s, bytes) != NULL;
 }

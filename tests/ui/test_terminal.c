@@ -123,6 +123,8 @@ static void state_is_kept_between_turns(void **state)
     pty_send(p, "/stats\r");
     pty_until(p, "tokens reused");
     assert_true(number_before(p, " tokens reused") > 60); /* the effort's paragraph and the first question */
+    pty_until(p, "tokens a pass");
+    pty_until_at(p, "> ", pty_find(p, "tokens a pass") + 1); /* a line is waited for: the end counts only then */
     pty_send(p, "\004");
     exited(p, 0);
 }
