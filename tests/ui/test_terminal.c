@@ -239,7 +239,7 @@ static int look_at_plane(pty *p, int y)
 static void the_servers_dashboard(void **state)
 {
     char row[2048];
-    pty *p = start(40, 120, "xterm-256color", FLAGS(S("--serve"), S("--port"), S("0"), S("--context"), S("4096"), S("--max-tokens-floor"), S("0")));
+    pty *p = start(40, 120, "xterm-256color", FLAGS(S("--serve"), S("--port"), S("0"), S("--kv-size"), S("4096"), S("--max-tokens-floor"), S("0")));
     pty_until(p, "serving on http://127.0.0.1:");
     pty_until(p, "Experts 6 x 16");
     pty_until(p, "listening on"); /* a line of standard error, in the pane */
@@ -316,7 +316,7 @@ static void plain_and_dumb(void **state)
 /* A screen of eight colours has the plane too. */
 static void few_colours(void **state)
 {
-    pty *p = start(30, 100, "linux", FLAGS(S("--serve"), S("--port"), S("0"), S("--context"), S("4096")));
+    pty *p = start(30, 100, "linux", FLAGS(S("--serve"), S("--port"), S("0"), S("--kv-size"), S("4096")));
     pty_until(p, "Experts 6 x 16");
     pty_until_at(p, "▀", pty_find(p, "Experts 6 x 16") + 1);
     VTermScreenCell cell;
@@ -334,7 +334,7 @@ static void killed_dashboards(void **state)
 {
     static const int how[] = {SIGABRT, SIGHUP, SIGQUIT};
     for (int i = 0; i < 3; i++) {
-        pty *p = start(30, 100, "xterm-256color", FLAGS(S("--serve"), S("--port"), S("0"), S("--context"), S("4096")));
+        pty *p = start(30, 100, "xterm-256color", FLAGS(S("--serve"), S("--port"), S("0"), S("--kv-size"), S("4096")));
         pty_until(p, "serving on http://127.0.0.1:");
         assert_true(p->alternate);
         assert_int_equal(kill(p->pid, how[i]), 0);
