@@ -4,6 +4,7 @@
 
 URL: a server on models/tiny-v4 that wants KEY. TOOLS: a file of tool requests, a JSON object a line. SHOTS: folder for screenshots.
 """
+import atexit
 import base64
 import json
 import os
@@ -33,6 +34,7 @@ class Browser:
              "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-extensions",
              "--disable-dev-shm-usage", "--user-data-dir=" + profile, "about:blank"],
             preexec_fn=pipes, pass_fds=(3, 4), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        atexit.register(self.process.kill)
         os.close(r_in)
         os.close(w_out)
         self.answers, self.events, self.number = {}, [], 0
@@ -117,8 +119,8 @@ class Browser:
 
 
 def main(url, key, tools_file, program, shots):
-    profile = tempfile.mkdtemp()
-    b = Browser(program, profile)
+    profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    b = Browser(program, profile.name)
 
     def server(path):
         request = urllib.request.Request(url + path, headers={"x-api-key": key})
