@@ -26,7 +26,8 @@ void aff__cpu_attend(const float *q, int heads, int D, const float *const *key, 
         const int some = aff__min_int(HEADS_AT_ONCE, heads - h);
         begin_heads(some, D, sink + h, M, Z, V);
         for (int j = 0; j < n; j += AFF__KEY_CUT)
-            in->attend(q + (int64_t)h * D, some, D, key + j, aff__min_int(AFF__KEY_CUT, n - j), scale, false, NULL, M, Z, V);
+            in->attend(q + (int64_t)h * D, some, D, key + j, aff__min_int(AFF__KEY_CUT, n - j), scale, false, NULL, M,
+                       Z, V);
         end_heads(some, D, Z, V);
     }
 }

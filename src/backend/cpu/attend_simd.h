@@ -39,7 +39,8 @@ AFF__INLINE void at_dots(int A, int B, const float *a, int64_t lda, const float 
     }
 }
 
-/* Asks for the rows of the next cut, keys j..j+3 of it: while scores are computed, so that the requests do not pile up. */
+/* Asks for the rows of the next cut, keys j..j+3 of it: while scores are computed, so that the requests do not pile up.
+ */
 AFF__INLINE void at_ask(const aff__ahead *next, int j)
 {
     for (int i = j; i < j + AT_KEYS && i < next->n; i++)
@@ -73,8 +74,8 @@ AFF__INLINE void at_weights(at_heads *s, int i, int n, float scale, bool alone)
     s->Z[i] = fmaf(s->Z[i], s->a[i], z * s->b[i]);
 }
 
-/* V[i][d..] = V * a + (sum over the cut of p k) * b, or (alone) that sum, for S vectors of columns from d on; the last may
- * be partial (live lanes). */
+/* V[i][d..] = V * a + (sum over the cut of p k) * b, or (alone) that sum, for S vectors of columns from d on; the last
+ * may be partial (live lanes). */
 AFF__INLINE void at_strip(const at_heads *s, int H, int S, const float *const *key, int n, int d, int live, bool alone,
                           float *V, int D)
 {

@@ -307,8 +307,9 @@ typedef struct e4m3_decoder {
     __m512i order, high[2], low[2], sign, upper;
 } e4m3_decoder;
 
-/* bf16 holds every E4M3 value exactly, so a decoder is two tables of 128 bytes: the halves of the bf16 magnitudes. Bytes are
- * first dealt so that, once the halves are paired up, dword i of a vector of bf16 holds column i (low word) and i + 16. */
+/* bf16 holds every E4M3 value exactly, so a decoder is two tables of 128 bytes: the halves of the bf16 magnitudes.
+ * Bytes are first dealt so that, once the halves are paired up, dword i of a vector of bf16 holds column i (low word)
+ * and i + 16. */
 AFF__INLINE e4m3_decoder e4m3_setup(void)
 {
     static const uint16_t tiny[8] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60}; /* m * 2^-9 */
