@@ -1,10 +1,10 @@
-/* bench_layer [threads] [layers] [experts] - whole tokens and whole prompts on full-width layers of V4-Flash (synthetic weights, the first
- * `layers` of them [4: two of plain window attention, one of ratio 4, one of 128], `experts` routed experts a layer [32]), beside the
- * machine's limits measured in turn with them (ceiling.h).
+/* bench_layer [threads] [layers] [experts] - whole tokens and whole prompts on full-width layers of V4-Flash (synthetic
+ * weights, the first `layers` of them [4: two of plain window attention, one of ratio 4, one of 128], `experts` routed
+ * experts a layer [32]), beside the machine's limits measured in turn with them (ceiling.h).
  *
- *   a token    bytes that it must read (dense weights, the routed experts it uses, state) a second, against the memory's read rate
- *   a prompt   multiplications by weights a second over passes of 256 rows, against the peak of bf16 dot products
- * The embedding is left out of both; the head, which one row of a prompt needs, is in the first only. */
+ *   a token    bytes that it must read (dense weights, the routed experts it uses, state) a second, against the
+ * memory's read rate a prompt   multiplications by weights a second over passes of 256 rows, against the peak of bf16
+ * dot products The embedding is left out of both; the head, which one row of a prompt needs, is in the first only. */
 #include "ceiling.h"
 #include "base/rng.h"
 #include "engine/bench.h"
@@ -30,11 +30,12 @@ static double weights_of_row(const aff_net *net)
     const double H = c->hidden, D = c->head_dim, NHD = (double)c->heads * D, low = (double)c->o_groups * c->o_rank;
     double n = 0;
     for (int l = 0; l < aff__net_layers(net); l++) {
-        n += H * c->q_rank + c->q_rank * NHD + H * D + NHD * c->o_rank + low * H;   /* attention */
-        n += 3.0 * H * c->inter * (c->picks + 1) + H * c->experts;                  /* experts, the shared one, router */
-        n += 2.0 * (2 + c->hc) * c->hc * c->hc * H;                                 /* hyper-connections */
-        if (c->ratio[l]) n += 2 * H * (c->ratio[l] == 4 ? 2 : 1) * D;               /* compressor */
-        if (c->ratio[l] == 4) n += c->q_rank * (double)c->index_heads * c->index_dim + 4 * H * c->index_dim + H * c->index_heads;
+        n += H * c->q_rank + c->q_rank * NHD + H * D + NHD * c->o_rank + low * H; /* attention */
+        n += 3.0 * H * c->inter * (c->picks + 1) + H * c->experts;                /* experts, the shared one, router */
+        n += 2.0 * (2 + c->hc) * c->hc * c->hc * H;                               /* hyper-connections */
+        if (c->ratio[l]) n += 2 * H * (c->ratio[l] == 4 ? 2 : 1) * D;             /* compressor */
+        if (c->ratio[l] == 4)
+            n += c->q_rank * (double)c->index_heads * c->index_dim + 4 * H * c->index_dim + H * c->index_heads;
     }
     return n;
 }
@@ -65,7 +66,8 @@ static double best_pass(ceiling *c, aff_runner *r, aff_seq *s, int n, int count,
 int main(int argc, char **argv)
 {
     const int threads = argc > 1 ? atoi(argv[1]) : 1;
-    const aff_synthetic made = {.geometry = "flash", .layers = argc > 2 ? atoi(argv[2]) : 4, .experts = argc > 3 ? atoi(argv[3]) : 32};
+    const aff_synthetic made = {
+        .geometry = "flash", .layers = argc > 2 ? atoi(argv[2]) : 4, .experts = argc > 3 ? atoi(argv[3]) : 32};
     aff_net *net;
     aff_runner *r;
     aff_seq *s;
@@ -86,8 +88,10 @@ int main(int argc, char **argv)
     const double dense = (double)aff__bench_dense(net, false), routed = (double)expert * cf->picks * layers,
                  state = (double)aff__bench_state(net, CONTEXT, &err), bytes = dense + routed + state;
     double sec = best_pass(&c, r, s, 1, TOKENS, &seed, logits);
-    printf("a token   %8.2f ms: %7.1f MB (dense %.1f, experts %.1f, state %.1f) at %6.2f GB/s, %5.1f %% of memory's %.1f\n", sec * 1e3,
-           bytes * 1e-6, dense * 1e-6, routed * 1e-6, state * 1e-6, bytes / sec * 1e-9, 100 * bytes / sec / c.dram, c.dram * 1e-9);
+    printf("a token   %8.2f ms: %7.1f MB (dense %.1f, experts %.1f, state %.1f) at %6.2f GB/s, %5.1f %% of memory's "
+           "%.1f\n",
+           sec * 1e3, bytes * 1e-6, dense * 1e-6, routed * 1e-6, state * 1e-6, bytes / sec * 1e-9,
+           100 * bytes / sec / c.dram, c.dram * 1e-9);
 
     const double work = weights_of_row(net) * AFF_MAX_CHUNK;
     sec = best_pass(&c, r, s, AFF_MAX_CHUNK, PASSES, &seed, NULL);

@@ -1,5 +1,6 @@
-/* ceiling.h - what the machine can do, measured by loops that do nothing else: reading memory, multiplying in registers. The programs of
- * bench/ measure their kernels and these in turn, so that other work on the machine meets both alike, and keep the best of each.
+/* ceiling.h - what the machine can do, measured by loops that do nothing else: reading memory, multiplying in
+ * registers. The programs of bench/ measure their kernels and these in turn, so that other work on the machine meets
+ * both alike, and keep the best of each.
  *
  * One thread is timed by its own processor clock, several by the wall clock. */
 #ifndef AFF_BENCH_CEILING_H
@@ -51,11 +52,11 @@ enum { CEIL_LOOPS = 200000, CEIL_CHAINS = 12 };
 
 /* Twelve chains, each in a register of its own: an array of them would live in memory. */
 #define CEIL_EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
-#define CEIL_SET(i) __m512 s##i = _mm512_setzero_ps();
+#define CEIL_SET(i)  __m512 s##i = _mm512_setzero_ps();
 #define CEIL_KEEP(i) __asm__ volatile("" : "+v"(s##i));
-#define CEIL_DOT(i) s##i = _mm512_dpbf16_ps(s##i, a, b);
-#define CEIL_FMA(i) s##i = _mm512_fmadd_ps(a, b, s##i);
-#define CEIL_SUM(i) sum = _mm512_add_ps(sum, s##i);
+#define CEIL_DOT(i)  s##i = _mm512_dpbf16_ps(s##i, a, b);
+#define CEIL_FMA(i)  s##i = _mm512_fmadd_ps(a, b, s##i);
+#define CEIL_SUM(i)  sum = _mm512_add_ps(sum, s##i);
 
 __attribute__((target("avx512f,avx512bf16"))) static void ceiling_bf16_task(void *ctx, int64_t task, int thread)
 {
@@ -123,7 +124,10 @@ static void ceiling_read(ceiling *c, int64_t bytes)
     c->dram = rate > c->dram ? rate : c->dram;
 }
 
-static inline void ceiling_forget(ceiling *c) { c->dram = 0; }
+static inline void ceiling_forget(ceiling *c)
+{
+    c->dram = 0;
+}
 
 static void ceiling_open(ceiling *c, int threads)
 {

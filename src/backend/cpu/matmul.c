@@ -27,7 +27,8 @@ typedef struct job {
     int64_t ldc; /* which are ldc apart */
 } job;
 
-/* Rows a whole number of pages apart would share a few sets of the first cache. This far apart, 128 columns of 32 rows fill it evenly. */
+/* Rows a whole number of pages apart would share a few sets of the first cache. This far apart, 128 columns of 32 rows
+ * fill it evenly. */
 static int64_t apart(int width)
 {
     enum { PAGE = 1024, CUT = 128 };

@@ -274,6 +274,16 @@ AFF__INLINE __m256 v16_fold8(v16 a)
 }
 #endif
 
+/* Holds a value in its register: a compiler may otherwise read it from memory again at every use, and loads are what a tile must save. */
+AFF__INLINE void v16_hold(v16 *a)
+{
+#if defined(__AVX512F__)
+    __asm__("" : "+v"(*a));
+#else
+    __asm__("" : "+x"(a->l), "+x"(a->h));
+#endif
+}
+
 /* The fixed tree: +8, +4, +2, +1. */
 AFF__INLINE float v16_fold(v16 a)
 {
