@@ -64,10 +64,21 @@ static void run_task(void *ctx, int64_t task, int thread)
         j->in->matmul(j->w, r0, r1, x, n, y);
 }
 
+/* Rows of a task: with many activation rows up to MANY, which share the way that those take through the caches, while every thread keeps
+ * a few tasks. */
+static int task_rows(const job *j, int threads)
+{
+    enum { MANY = 64, LEAST = 8 };
+    int block = TASK_WEIGHTS / (j->w->cols > 0 ? j->w->cols : 1) / 8 * 8;
+    block = block < 8 ? 8 : aff__min_int(block, 256);
+    const int64_t rows_in_all = (int64_t)j->group_rows * j->groups * aff__ceil_div(j->T, AFF__ROWS_MAX);
+    while (j->T >= LEAST && block < MANY && rows_in_all / (2 * block) >= 4 * threads) block *= 2;
+    return block;
+}
+
 static void run_job(aff_pool *pool, job *j)
 {
-    int block = TASK_WEIGHTS / (j->w->cols > 0 ? j->w->cols : 1) / 8 * 8;
-    j->block = block < 8 ? 8 : aff__min_int(block, 256);
+    j->block = task_rows(j, aff__pool_threads(pool));
     j->blocks = aff__ceil_div(j->group_rows, j->block);
     if ((int64_t)j->w->rows * j->w->cols * j->T < ALONE) pool = NULL;
     aff__pool_run(pool, run_task, j, (int64_t)j->blocks * j->groups * aff__ceil_div(j->T, AFF__ROWS_MAX));

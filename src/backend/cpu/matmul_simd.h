@@ -16,9 +16,9 @@ enum {
 enum { MM_ROWS = 2, MM_COLS = 2, MM_TILE = 2, MM_WIDE = 4 };
 #endif
 enum { MM_FUSED = MM_COLS, MM_CUT = 128 };
-/* Columns decoded at a time, their distance in the buffer (rows 2 KiB apart would share a few sets of the cache), and
- * register tiles of rows. */
-enum { MM_PANEL = 512, MM_PANEL_LD = MM_PANEL + 16, MM_SETS = 2 };
+/* Columns decoded at a time (of 32 activation rows, that fills two thirds of the first cache), their distance in the buffer (rows a
+ * multiple of 1 KiB apart would share a few sets of the cache), register tiles of rows, rows of a block. */
+enum { MM_PANEL = 512, MM_PANEL_LD = MM_PANEL + 16, MM_SETS = 2, MM_BLOCK = 64 };
 
 /* What a weight row looks like to the inner loops. */
 typedef struct mm_row {
@@ -223,41 +223,47 @@ AFF__INLINE void mm_decode_panel(aff_dtype d, const e4m3_decoder *dec, const mm_
     }
 }
 
-/* sets * MM_ROWS weight rows against many activation rows: a panel of columns is decoded once for all of them, and a
- * tile's activations stay in the first cache for all sets. */
-AFF__INLINE void mm_many(const aff_weight *w, aff_dtype d, const e4m3_decoder *dec, int sets, int r0,
-                         const float *const *x, int n, float *const *y, int at)
+/* sets * MM_ROWS rows (of the block's, from row `first` on) times a panel's columns k0..k1 of all activation rows. */
+AFF__INLINE void mm_panel(const aff_weight *w, aff_dtype d, const e4m3_decoder *dec, int sets, int row, const float *const *x, int n, int k0,
+                          int k1, v16 (*lanes)[AFF__ROWS_MAX])
 {
     const int N = mm_scaled(d) ? MM_TILE : MM_WIDE;
-    v16 lanes[MM_SETS][MM_ROWS][AFF__ROWS_MAX];
     _Alignas(64) float buf[MM_SETS][MM_ROWS][MM_PANEL_LD];
     float scale[MM_SETS][MM_PANEL / 32][MM_ROWS];
-    mm_row from[MM_SETS][MM_ROWS];
     const float *decoded[MM_SETS][MM_ROWS];
-    int64_t ahead = mm_ahead(w, d, sets * MM_ROWS, r0);
-    for (int s = 0; s < sets; s++)
+    for (int s = 0; s < sets; s++) {
+        mm_row from[MM_ROWS];
         for (int r = 0; r < MM_ROWS; r++) {
-            from[s][r] = mm_row_at(w, d, r0 + s * MM_ROWS + r);
-            for (int t = 0; t < n; t++) lanes[s][r][t] = v16_zero();
+            from[r] = mm_row_at(w, d, row + s * MM_ROWS + r);
+            decoded[s][r] = d == AFF_F32 ? (const float *)(const void *)from[r].data + k0 : buf[s][r];
         }
+        mm_decode_panel(d, dec, from, k0, k1, mm_ahead(w, d, sets * MM_ROWS, row), buf[s], scale[s]);
+    }
+    int t = 0;
+    for (; t + N <= n; t += N)
+        for (int s = 0; s < sets; s++) mm_panel_tile(d, N, decoded[s], scale[s], x, t, k0, k1 - k0, lanes + s * MM_ROWS);
+    for (; t + 2 <= n; t += 2)
+        for (int s = 0; s < sets; s++) mm_panel_tile(d, 2, decoded[s], scale[s], x, t, k0, k1 - k0, lanes + s * MM_ROWS);
+    for (; t < n; t++)
+        for (int s = 0; s < sets; s++) mm_panel_tile(d, 1, decoded[s], scale[s], x, t, k0, k1 - k0, lanes + s * MM_ROWS);
+}
+
+/* A block of rows, a multiple of MM_ROWS, against many activation rows: panels of columns outside, so that the activations of one stay in
+ * the first cache for all rows. */
+AFF__INLINE void mm_many(const aff_weight *w, aff_dtype d, const e4m3_decoder *dec, int rows, int r0, const float *const *x, int n,
+                         float *const *y, int at)
+{
+    v16 lanes[MM_BLOCK][AFF__ROWS_MAX];
+    for (int r = 0; r < rows; r++)
+        for (int t = 0; t < n; t++) lanes[r][t] = v16_zero();
     for (int k0 = 0; k0 < w->cols; k0 += MM_PANEL) {
         const int k1 = aff__min_int(w->cols, k0 + MM_PANEL);
-        for (int s = 0; s < sets; s++) {
-            mm_decode_panel(d, dec, from[s], k0, k1, ahead, buf[s], scale[s]);
-            for (int r = 0; r < MM_ROWS; r++)
-                decoded[s][r] = d == AFF_F32 ? (const float *)(const void *)from[s][r].data + k0 : buf[s][r];
-        }
-        int t = 0;
-        for (; t + N <= n; t += N)
-            for (int s = 0; s < sets; s++) mm_panel_tile(d, N, decoded[s], scale[s], x, t, k0, k1 - k0, lanes[s]);
-        for (; t + 2 <= n; t += 2)
-            for (int s = 0; s < sets; s++) mm_panel_tile(d, 2, decoded[s], scale[s], x, t, k0, k1 - k0, lanes[s]);
-        for (; t < n; t++)
-            for (int s = 0; s < sets; s++) mm_panel_tile(d, 1, decoded[s], scale[s], x, t, k0, k1 - k0, lanes[s]);
+        int r = 0;
+        for (; r + MM_SETS * MM_ROWS <= rows; r += MM_SETS * MM_ROWS) mm_panel(w, d, dec, MM_SETS, r0 + r, x, n, k0, k1, lanes + r);
+        for (; r < rows; r += MM_ROWS) mm_panel(w, d, dec, 1, r0 + r, x, n, k0, k1, lanes + r);
     }
-    for (int s = 0; s < sets; s++)
-        for (int r = 0; r < MM_ROWS; r++)
-            for (int t = 0; t < n; t++) y[t][at + s * MM_ROWS + r] = v16_fold(lanes[s][r][t]);
+    for (int t = 0; t < n; t++)
+        for (int r = 0; r < rows; r++) y[t][at + r] = v16_fold(lanes[r][t]);
 }
 
 /* R weight rows against n <= MM_FUSED activation rows. */
@@ -281,9 +287,11 @@ AFF__INLINE void mm_all(const aff_weight *w, aff_dtype d, int r0, int r1, const 
     e4m3_decoder dec = e4m3_setup();
     int r = r0;
     for (; n <= MM_FUSED && r + MM_ROWS <= r1; r += MM_ROWS) mm_few(w, d, &dec, MM_ROWS, r, x, n, y, r - r0);
-    for (; n > MM_FUSED && r + MM_SETS * MM_ROWS <= r1; r += MM_SETS * MM_ROWS)
-        mm_many(w, d, &dec, MM_SETS, r, x, n, y, r - r0);
-    for (; n > MM_FUSED && r + MM_ROWS <= r1; r += MM_ROWS) mm_many(w, d, &dec, 1, r, x, n, y, r - r0);
+    while (n > MM_FUSED && r + MM_ROWS <= r1) {
+        const int rows = aff__min_int(MM_BLOCK, r1 - r) / MM_ROWS * MM_ROWS;
+        mm_many(w, d, &dec, rows, r, x, n, y, r - r0);
+        r += rows;
+    }
     for (; r < r1; r++)
         for (int t = 0; t < n; t += MM_FUSED)
             mm_few(w, d, &dec, 1, r, x + t, aff__min_int(MM_FUSED, n - t), y + t, r - r0);
