@@ -1,6 +1,6 @@
-/* bench_onednn [threads] - the dense products of bench_kernels by oneDNN, as a yardstick: bf16 weights in the layout that it likes best,
- * bf16 activations, float32 results, at the shapes of V4-Flash. Built where libdnnl is found. Beside it our own product of the same bf16
- * matrix, measured in turn. */
+/* bench_onednn [threads] - the dense products of bench_kernels by oneDNN, as a yardstick: bf16 weights in the layout
+ * that it likes best, bf16 activations, float32 results, at the shapes of V4-Flash. Built where libdnnl is found.
+ * Beside it our own product of the same bf16 matrix, measured in turn. */
 #include "ceiling.h"
 #include "backend/cpu/kernels.h"
 #include "base/rng.h"
@@ -56,13 +56,16 @@ static void make(product *p, int rows, int cols, int T, void *weights, void *x, 
     must(dnnl_engine_create(&p->engine, dnnl_cpu, 0), "engine");
     must(dnnl_stream_create(&p->stream, p->engine, dnnl_stream_default_flags), "stream");
     const dnnl_memory_desc_t dx = plain(T, cols, dnnl_bf16, dnnl_ab), dy = plain(T, rows, dnnl_f32, dnnl_ab),
-                             any = plain(cols, rows, dnnl_bf16, dnnl_format_tag_any), ours = plain(cols, rows, dnnl_bf16, dnnl_ba);
+                             any = plain(cols, rows, dnnl_bf16, dnnl_format_tag_any),
+                             ours = plain(cols, rows, dnnl_bf16, dnnl_ba);
     must(dnnl_matmul_desc_init(&d, &dx, &any, NULL, &dy), "matmul");
     must(dnnl_primitive_desc_create(&pd, &d, NULL, p->engine, NULL), "matmul");
     must(dnnl_primitive_create(&p->run, pd), "matmul");
     must(dnnl_memory_create(&p->x, &dx, p->engine, x), "memory");
     must(dnnl_memory_create(&p->y, &dy, p->engine, y), "memory");
-    must(dnnl_memory_create(&p->w, dnnl_primitive_desc_query_md(pd, dnnl_query_weights_md, 0), p->engine, DNNL_MEMORY_ALLOCATE), "memory");
+    must(dnnl_memory_create(&p->w, dnnl_primitive_desc_query_md(pd, dnnl_query_weights_md, 0), p->engine,
+                            DNNL_MEMORY_ALLOCATE),
+         "memory");
     reorder(p, &ours, weights);
     dnnl_primitive_desc_destroy(pd);
 }
@@ -99,14 +102,16 @@ static void compare(int rows, int cols, int T, uint16_t *weights, uint16_t *x, f
     }
     discard(&p);
     const double n = (double)rows * cols;
-    printf("%6d x %-6d T=%-4d oneDNN %7.1f GFLOP/s %6.1f GB/s; ours %7.1f GFLOP/s %6.1f GB/s; memory %.1f GB/s\n", rows, cols, T,
-           2 * n * T / (double)theirs, 2 * n / (double)theirs, 2 * n * T / (double)ours, 2 * n / (double)ours, c.dram * 1e-9);
+    printf("%6d x %-6d T=%-4d oneDNN %7.1f GFLOP/s %6.1f GB/s; ours %7.1f GFLOP/s %6.1f GB/s; memory %.1f GB/s\n", rows,
+           cols, T, 2 * n * T / (double)theirs, 2 * n / (double)theirs, 2 * n * T / (double)ours, 2 * n / (double)ours,
+           c.dram * 1e-9);
     fflush(stdout);
 }
 
 int main(int argc, char **argv)
 {
-    static const int shapes[][2] = {{4096, 8192}, {32768, 1024}, {2048, 4096}, {4096, 2048}}, widths[] = {1, 4, 16, 256, 1024};
+    static const int shapes[][2] = {{4096, 8192}, {32768, 1024}, {2048, 4096}, {4096, 2048}},
+                     widths[] = {1, 4, 16, 256, 1024};
     enum { MOST = 32768 * 1024, WIDE = 32768, MAX_T = 1024 };
     const int threads = argc > 1 ? atoi(argv[1]) : 1;
     char text[16];
@@ -127,7 +132,8 @@ int main(int argc, char **argv)
         xf[i] = aff__bf16_to_f32(x[i]);
     }
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
-        for (size_t t = 0; t < sizeof widths / sizeof *widths; t++) compare(shapes[s][0], shapes[s][1], widths[t], weights, x, xf, y);
+        for (size_t t = 0; t < sizeof widths / sizeof *widths; t++)
+            compare(shapes[s][0], shapes[s][1], widths[t], weights, x, xf, y);
     free(weights), free(x), free(xf), free(y);
     ceiling_close(&c);
     return 0;
