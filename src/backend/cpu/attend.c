@@ -59,7 +59,7 @@ static void fetch_cut(const aff__cpu_inner *in, const aff_keyset *k, int at, int
 /* The stored rows of the cut that begins at `at`. Rows lie anywhere: no hardware foresees them. */
 static void look_ahead(const aff_keyset *k, int at, aff__ahead *next)
 {
-    next->bytes = k->row->bytes;
+    next->bytes = k->row->bytes, next->at = next->step = 0;
     next->n = aff__min_int(AFF__KEY_CUT, k->n_raw + k->n_comp - at);
     for (int j = 0; j < next->n; j++) next->row[j] = stored_row(k, at + j);
 }
@@ -118,7 +118,7 @@ static void attend_cut(const float *q, int D, const float *const *key, int n, fl
 }
 
 void aff__attend_scalar(const float *q, int heads, int D, const float *const *key, int n, float scale, bool alone,
-                        const aff__ahead *next, float *M, float *Z, float *V)
+                        aff__ahead *next, float *M, float *Z, float *V)
 {
     (void)next;
     for (int h = 0; h < heads; h++)
