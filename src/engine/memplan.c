@@ -1,5 +1,6 @@
 #include "engine/memplan.h"
 #include "base/mem.h"
+#include "base/pages.h"
 #include "format/json.h"
 #include <inttypes.h>
 #include <stdarg.h>
@@ -219,6 +220,11 @@ void aff__memplan_print(const aff_memplan *p, FILE *to)
     if (m->cgroup) fprintf(to, "; cgroup v%d limit %s, %s of it left", m->cgroup, amount_of(m->limit).text, amount_of(m->limit_free).text);
     for (int i = 0; i < m->cards; i++) fprintf(to, "; card %d: %s", i, amount_of(m->card[i]).text);
     if (m->cards && !p->total[AFF_PLACE_CARD]) fprintf(to, " (this plan uses no card)");
+    if (!m->described) {
+        char pages[320];
+        aff__pages_line(pages, sizeof pages);
+        fprintf(to, "\n  pages: %s", pages);
+    }
     fprintf(to, "\n  verdict: %s\n", p->verdict);
 }
 

@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include "state/seq_internal.h"
 #include "base/mem.h"
+#include "base/pages.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -158,7 +159,8 @@ static bool back(char *p, uint64_t bytes)
 /* Mapping anew gives the pages back and drops their charge. */
 static void unback(char *p, uint64_t bytes)
 {
-    if (bytes) mmap(p, (size_t)bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    if (!bytes || mmap(p, (size_t)bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) return;
+    aff__pages_prepare(p, bytes);
 }
 
 /* From the backed positions to `positions`, more or fewer. On failure nothing has changed. */
@@ -227,6 +229,7 @@ static aff_status reserve(aff_seq *s, const aff_config *cf, aff_error *err)
     if (p == MAP_FAILED)
         return aff__fail(err, AFF_E_NOMEM, "context of %lld positions: cannot reserve %llu bytes of address space",
                          (long long)s->capacity, (unsigned long long)c.used);
+    aff__pages_prepare(p, c.used); /* before anything is backed; a huge page never reaches beyond what is */
     s->region = p;
     s->region_size = c.used;
     c = (carve){.base = p};
