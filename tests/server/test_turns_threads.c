@@ -256,7 +256,6 @@ static long long second_turn(const aff_server *s, const json_t *first, const jso
     json_t *r = json_deep_copy(first), *m = json_deep_copy(message), *call_ = at(m, "tool_calls.0"),
            *f = at(call_, "function");
     json_t *args = json_loads(text_at(f, "arguments"), 0, NULL);
-    const char *id = text_at(call_, "id");
     json_t *list = at(r, "messages");
     if (strcmp(change, "spelling") == 0) {
         char *compact = json_dumps(args, JSON_COMPACT | JSON_SORT_KEYS);
@@ -267,6 +266,7 @@ static long long second_turn(const aff_server *s, const json_t *first, const jso
     if (strcmp(change, "value") == 0) json_object_set_new(f, "arguments", json_string("{\"edited\": true}"));
     if (strcmp(change, "id") == 0) json_object_set_new(call_, "id", json_string("call_0"));
     if (strcmp(change, "reasoning") == 0 || strcmp(change, "id") == 0) json_object_del(m, "reasoning_content");
+    const char *id = text_at(call_, "id");
     static int number; /* each prompt ends in another way, so that none is known beyond the answer */
     char result[16];
     snprintf(result, sizeof result, "%d", number++);
