@@ -315,6 +315,47 @@ static void chat_turns(void **state)
     stop(&c);
 }
 
+/* The same conversation once more: all of its prompt but the token whose logits are needed. */
+static void asking_again(void **state)
+{
+    cached_server c;
+    json_t *r = question(6, false);
+    start(&c, "again", false);
+    answer a = post_json(c.s, CHAT, r), b = post_json(c.s, CHAT, r);
+    assert_int_equal(int_at(a.json, "usage.prompt_cache_hit_tokens"), 0);
+    assert_int_equal(int_at(b.json, "usage.prompt_cache_hit_tokens"), int_at(a.json, "usage.prompt_tokens") - 1);
+    assert_string_equal(text_at(a.json, "choices.0.message.tool_calls.0.function.arguments"),
+                        text_at(b.json, "choices.0.message.tool_calls.0.function.arguments"));
+    stop(&c);
+    done_with(&a);
+    done_with(&b);
+    json_decref(r);
+}
+
+/* A client that left while its prompt was read, and comes back: what was read is not read again. */
+static void coming_back(void **state)
+{
+    cached_server c;
+    aff_buf got = {0};
+    json_t *r = question(7, false);
+    start(&c, "back", false);
+    json_object_set_new(r, "ignore_eos", json_true());
+    json_object_set_new(r, "stream", json_true());
+    char *body = json_dumps(r, 0);
+    close(begin_at(c.s, CHAT, body, "\"tool_calls\"", &got));
+    aff__server_wait_idle(c.s);
+    json_object_del(r, "ignore_eos");
+    json_object_del(r, "stream");
+    answer a = post_json(c.s, CHAT, r);
+    assert_int_equal(int_at(a.json, "usage.prompt_cache_hit_tokens"), int_at(a.json, "usage.prompt_tokens") - 1);
+    assert_int_equal(metric(c.s, "affinity_choices_cancelled_total"), 1);
+    stop(&c);
+    done_with(&a);
+    aff__buf_free(&got);
+    free(body);
+    json_decref(r);
+}
+
 static void after_a_restart(void **state)
 {
     cached_server c;
@@ -427,6 +468,8 @@ int main(void)
                                        cmocka_unit_test(bound),
                                        cmocka_unit_test(file),
                                        cmocka_unit_test(chat_turns),
+                                       cmocka_unit_test(asking_again),
+                                       cmocka_unit_test(coming_back),
                                        cmocka_unit_test(after_a_restart),
                                        cmocka_unit_test(messages_turns),
                                        cmocka_unit_test(responses_turns)};
