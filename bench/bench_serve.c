@@ -8,6 +8,7 @@
 #include "server/ask.h"
 #include "server/server.h"
 #include "text/tokenizer.h"
+#include "../tests/support/scripted_net.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <pthread.h>
@@ -20,95 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- the pretended network: these take the place of the library's functions ---- */
-
-struct aff_net {
-    aff_config cfg;
-};
-struct aff_seq {
-    int64_t pos, capacity;
-};
-struct aff_runner {
-    int threads;
-};
-
 enum { CONTEXT = 1 << 20, TOKENS = 4000 };
-static aff_net net = {.cfg = {.vocab = 129280, .max_positions = CONTEXT, .bos = 0, .eos = 1}};
-static aff_ids script; /* what it writes, again and again */
-
-const aff_config *aff__net_config(const aff_net *n)
-{
-    return &n->cfg;
-}
-const char *aff__net_path(const aff_net *n)
-{
-    return "pretended";
-}
-aff_draft_kind aff__net_draft(const aff_net *n)
-{
-    return AFF_DRAFT_NONE;
-}
-aff_status aff__seq_create(aff_seq **out, const aff_net *n, int64_t positions, aff_error *err)
-{
-    AFF_TRY(aff__calloc(out, 1, sizeof **out, "sequence", err));
-    (*out)->capacity = positions;
-    return AFF_OK;
-}
-void aff__seq_free(aff_seq *s)
-{
-    free(s);
-}
-void aff__seq_reset(aff_seq *s)
-{
-    s->pos = 0;
-}
-int64_t aff__seq_pos(const aff_seq *s)
-{
-    return s->pos;
-}
-int64_t aff__seq_capacity(const aff_seq *s)
-{
-    return s->capacity;
-}
-aff_status aff__seq_rollback(aff_seq *s, int64_t keep, aff_error *err)
-{
-    s->pos = keep;
-    return AFF_OK;
-}
-aff_status aff__runner_create(aff_runner **out, const aff_net *n, int threads, aff_error *err)
-{
-    return aff__calloc(out, 1, sizeof **out, "runner", err);
-}
-void aff__runner_free(aff_runner *r)
-{
-    free(r);
-}
-aff_status aff__forward_many(aff_runner *r, const aff_batch *b, int count, aff_error *err)
-{
-    for (int k = 0; k < count; k++) {
-        for (int i = 0; i < b[k].n; i++) {
-            b[k].seq->pos++;
-            if (i < b[k].want_from) continue;
-            float *l = b[k].logits + (size_t)(i - b[k].want_from) * (size_t)net.cfg.vocab;
-            memset(l, 0, (size_t)net.cfg.vocab * sizeof *l);
-            l[script.id[(size_t)b[k].seq->pos % script.n]] = 100;
-        }
-    }
-    return AFF_OK;
-}
-aff_status aff__forward(aff_runner *r, const aff_batch *b, aff_error *err)
-{
-    return aff__forward_many(r, b, 1, err);
-}
-aff_status aff__draft_many(aff_runner *r, const aff_draft_request *d, int count, aff_trace_fn trace, void *trace_ctx,
-                           aff_error *err)
-{
-    return aff__fail(err, AFF_E_INVALID, "no draft here");
-}
-aff_status aff__draft_mtp1(aff_runner *r, const int32_t *next, int n, int want_from, float *logits, aff_error *err)
-{
-    return aff__fail(err, AFF_E_INVALID, "no draft here");
-}
 
 /* ---- measuring ---- */
 
@@ -192,7 +105,7 @@ static double engine_alone(void)
         .prompt = prompt, .n_prompt = 3, .n_predict = TOKENS, .ignore_eos = true, .adjust = {.repetition = 1}};
     aff_sampling_init(&r.sampling);
     r.sampling.temperature = 0;
-    if (aff__engine_create(&e, &net, &(aff_engine_options){.threads = 1, .context = CONTEXT}, &err) != AFF_OK)
+    if (aff__engine_create(&e, &scripted, &(aff_engine_options){.threads = 1, .context = CONTEXT}, &err) != AFF_OK)
         die(err.msg);
     double best = 1e9;
     for (int i = 0; i < 3; i++) {
@@ -256,7 +169,7 @@ static double prompt(const aff_tokenizer *tok)
         aff_ids ids = {0};
         aff_error err = {0};
         const double from = cpu_seconds();
-        if (aff__ask_decode(&ask, AFF_CHAT_COMPLETIONS, body.s, body.n, net.cfg.vocab, &err) != AFF_OK ||
+        if (aff__ask_decode(&ask, AFF_CHAT_COMPLETIONS, body.s, body.n, scripted.cfg.vocab, &err) != AFF_OK ||
             aff__ask_render(&ask, AFF_CHAT_0731, &p, &err) != AFF_OK ||
             aff__tokenizer_encode_segments(tok, p.seg, p.n_seg, &ids, &err) != AFF_OK)
             die(err.msg);
@@ -292,9 +205,11 @@ int main(int argc, char **argv)
     if (aff__tokenizer_open(&tok, argv[1], 0, &err) != AFF_OK ||
         aff__tokenizer_encode(tok, text, strlen(text), false, &script, &err) != AFF_OK)
         die(err.msg);
+    scripted.cfg = (aff_config){.vocab = (int)aff__tokenizer_size(tok), .max_positions = CONTEXT, .bos = 0, .eos = 1};
+    script_again = true;
     const double ms = prompt(tok), alone = engine_alone();
     if (aff__server_start(
-            &s, &net, tok,
+            &s, &scripted, tok,
             &(aff_server_options){.engine = {.threads = 1, .context = CONTEXT, .slots = 8}, .http = {.log = NULL}},
             &err) != AFF_OK)
         die(err.msg);

@@ -4,109 +4,11 @@
 #include "support/test.h"
 #include "server/client.h"
 #include "server/ask.h"
+#include "support/scripted_net.h"
 
 #define CHAT "/v1/chat/completions"
 #define D_   "<｜DSML｜"
 #define C_   "</｜DSML｜"
-
-/* ---- the pretended network: these take the place of the library's functions ---- */
-
-enum { CONTEXT = 8192 };
-struct aff_net {
-    aff_config cfg;
-};
-struct aff_seq {
-    int64_t pos, answer_at;
-    int32_t id[CONTEXT + 1];
-};
-struct aff_runner {
-    int threads;
-};
-static aff_net scripted = {.cfg = {.max_positions = CONTEXT}};
-static aff_ids script;             /* what it writes; then the end of sequence */
-static int32_t given[CONTEXT + 1]; /* the last prompt */
-static int64_t n_given;
-
-const aff_config *aff__net_config(const aff_net *n)
-{
-    return &n->cfg;
-}
-const char *aff__net_path(const aff_net *n)
-{
-    return "scripted";
-}
-aff_draft_kind aff__net_draft(const aff_net *n)
-{
-    return AFF_DRAFT_NONE;
-}
-aff_status aff__seq_create(aff_seq **out, const aff_net *n, int64_t positions, aff_error *err)
-{
-    AFF_TRY(aff__calloc(out, 1, sizeof **out, "sequence", err));
-    (*out)->answer_at = -1;
-    return AFF_OK;
-}
-void aff__seq_free(aff_seq *s)
-{
-    free(s);
-}
-void aff__seq_reset(aff_seq *s)
-{
-    s->pos = 0;
-    s->answer_at = -1;
-}
-int64_t aff__seq_pos(const aff_seq *s)
-{
-    return s->pos;
-}
-int64_t aff__seq_capacity(const aff_seq *s)
-{
-    return CONTEXT;
-}
-aff_status aff__seq_rollback(aff_seq *s, int64_t keep, aff_error *err)
-{
-    s->pos = keep;
-    return AFF_OK;
-}
-aff_status aff__runner_create(aff_runner **out, const aff_net *n, int threads, aff_error *err)
-{
-    return aff__calloc(out, 1, sizeof **out, "runner", err);
-}
-void aff__runner_free(aff_runner *r)
-{
-    free(r);
-}
-aff_status aff__forward_many(aff_runner *r, const aff_batch *b, int count, aff_error *err)
-{
-    for (int k = 0; k < count; k++) {
-        aff_seq *s = b[k].seq;
-        for (int i = 0; i < b[k].n; i++) {
-            s->id[s->pos++] = b[k].id[i];
-            if (i < b[k].want_from) continue;
-            if (s->answer_at < 0) {
-                s->answer_at = n_given = s->pos;
-                memcpy(given, s->id, (size_t)s->pos * sizeof *given);
-            }
-            const size_t at = (size_t)(s->pos - s->answer_at);
-            float *l = b[k].logits + (size_t)(i - b[k].want_from) * (size_t)scripted.cfg.vocab;
-            memset(l, 0, (size_t)scripted.cfg.vocab * sizeof *l);
-            l[at < script.n ? script.id[at] : (uint32_t)scripted.cfg.eos] = 1000;
-        }
-    }
-    return AFF_OK;
-}
-aff_status aff__forward(aff_runner *r, const aff_batch *b, aff_error *err)
-{
-    return aff__forward_many(r, b, 1, err);
-}
-aff_status aff__draft_many(aff_runner *r, const aff_draft_request *d, int count, aff_trace_fn trace, void *trace_ctx,
-                           aff_error *err)
-{
-    return aff__fail(err, AFF_E_INVALID, "no draft here");
-}
-aff_status aff__draft_mtp1(aff_runner *r, const int32_t *next, int n, int want_from, float *logits, aff_error *err)
-{
-    return aff__fail(err, AFF_E_INVALID, "no draft here");
-}
 
 static aff_server *server;
 
@@ -120,6 +22,7 @@ static int set_up(void **state)
     scripted.cfg.vocab = (int)aff__tokenizer_size(the_tok);
     scripted.cfg.eos = (int)aff__tokenizer_find(the_tok, "<｜end▁of▁sentence｜>");
     scripted.cfg.bos = (int)aff__tokenizer_find(the_tok, "<｜begin▁of▁sentence｜>");
+    scripted.cfg.max_positions = SCRIPTED_KEEPS;
     the_net = &scripted;
     server = serve((aff_server_options){0});
     return 0;
