@@ -234,8 +234,8 @@ static void bad(rng *r)
         {"/metrics", "{}", 405}};
     static const char *const raw[] = {
         "POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
-        "POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nTransfer-Encoding: "
-        "chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+        ("POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nTransfer-Encoding: "
+         "chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"),
         "POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n{}"};
     const unsigned i = below(r, 14);
     if (i < 10) {
