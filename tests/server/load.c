@@ -20,7 +20,7 @@ enum { MAX_SAMPLES = 4096, MAX_SHOWN = 10, KINDS = 8, MAX_CLIENTS = 256 };
 static const char *const kind_name[KINDS] = {"chat",        "chat stream", "messages",    "responses",
                                              "completions", "abort",       "bad request", "status"};
 
-static int port;
+static int port, patience_s = 120;
 static atomic_bool stop;
 static atomic_long done_of[KINDS], refused_429, unexpected, bytes_read;
 
@@ -44,7 +44,7 @@ static int dial(void)
 {
     const struct sockaddr_in a = {
         .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    const struct timeval patience = {.tv_sec = 120};
+    const struct timeval patience = {.tv_sec = patience_s};
     const int fd = socket(AF_INET, SOCK_STREAM, 0);
     if (fd < 0) return -1;
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
@@ -364,6 +364,7 @@ int main(int argc, char **argv)
         return 2;
     }
     port = atoi(argv[1]);
+    if (argc > 6) patience_s = 1200; /* a server that is watched is slow */
     const long pid = atol(argv[2]);
     const int seconds = atoi(argv[3]), clients = atoi(argv[4]);
     if (clients < 1 || clients > MAX_CLIENTS || seconds < 1 || seconds > MAX_SAMPLES) return 2;
