@@ -31,6 +31,7 @@ typedef struct conn {
     int fd;
     uint64_t since;  /* ns: waiting for a header since then; 0: not waiting */
     aff_exchange *x; /* the request in progress */
+    bool dropped;    /* shut down; the library will close it */
 } conn;
 
 struct aff_exchange {
@@ -551,8 +552,8 @@ static bool late(uint64_t now, uint64_t since, int ms)
 static bool examine(aff_http *h, conn *c, uint64_t now, bool hung, bool *watch)
 {
     aff_exchange *x = c->x;
-    *watch = false;
-    if (!x) return late(now, c->since, h->o.header_ms) || h->dropping;
+    *watch = !x && !c->dropped;
+    if (!x) return !c->dropped && (hung || late(now, c->since, h->o.header_ms) || h->dropping);
     bool drop = false, resume = false;
     pthread_mutex_lock(&x->lock);
     if (!x->whole && !x->early) {
@@ -566,7 +567,7 @@ static bool examine(aff_http *h, conn *c, uint64_t now, bool hung, bool *watch)
         resume = x->suspended;
         x->suspended = false;
     }
-    *watch = x->whole && !x->ended && !x->gone;
+    *watch = !x->ended && !x->gone; /* while its body arrives too: the library would wait for the rest */
     if (hung && *watch) drop = true;
     if (h->dropping) drop = true;
     drop = drop && !x->gone;
@@ -607,7 +608,10 @@ static int sweep(aff_http *h, struct pollfd *set, uint64_t *serial, int n_set)
             serial[n + h->o.max_connections + 1] = c->serial;
             n++;
         }
-        if (drop) c->since = 0;
+        if (drop) {
+            c->dropped = true;
+            c->since = 0;
+        }
         conn *next = c->next;
         if (drop && x) {
             pthread_mutex_unlock(&h->lock); /* the owner may take its time; then from the start, c may be gone */

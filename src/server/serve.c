@@ -184,7 +184,8 @@ static aff_status open_all(const flags *f, aff_server_options *o, const aff_net_
 }
 
 /* The memory plan, before anything is loaded. *code >= 0: --plan has been answered. */
-static aff_status plan(const flags *f, const aff_server_options *o, aff_net_options no, aff_memplan *p, int *code, aff_error *err)
+static aff_status plan(const flags *f, const aff_server_options *o, aff_net_options no, aff_memplan *p, int *code,
+                       aff_error *err)
 {
     aff_net *outline;
     no.outline = true;
@@ -198,7 +199,11 @@ static aff_status plan(const flags *f, const aff_server_options *o, aff_net_opti
         return AFF_OK;
     }
     aff__memplan_print(p, stderr);
-    fprintf(stderr, "  not counted: bodies of requests and answers, at most --max-body %lld MiB each\n", (long long)f->max_body);
+    fprintf(stderr,
+            "  not counted: answers kept for when they come back, at most 128 MiB; bodies of requests and answers, at "
+            "most --max-body "
+            "%lld MiB each\n",
+            (long long)f->max_body);
     return aff__memplan_check(p, err);
 }
 
@@ -303,7 +308,10 @@ int aff__serve_main(int argc, char **argv)
     s = plan(&f, &o, no, &p, &code, &err);
     if (s != AFF_OK || code >= 0) {
         free(key);
-        return s == AFF_OK ? code : complain(&err, s == AFF_E_INVALID ? 2 : s == AFF_E_NOMEM ? AFF_EXIT_DOES_NOT_FIT : 1);
+        return s == AFF_OK ? code
+                           : complain(&err, s == AFF_E_INVALID ? 2
+                                            : s == AFF_E_NOMEM ? AFF_EXIT_DOES_NOT_FIT
+                                                               : 1);
     }
     o.api_key = key;
     o.engine.warn = warn;

@@ -634,7 +634,8 @@ void aff__server_wait_idle(aff_server *s)
 void aff__server_stop(aff_server *s, int drain_ms)
 {
     if (!s) return;
-    const bool served = atomic_exchange(&s->phase, STOPPING) == SERVING;
+    int serving = SERVING;
+    const bool served = atomic_compare_exchange_strong(&s->phase, &serving, STOPPING); /* else it stays at LOADING */
     if (s->http) aff__http_drain(s->http, served ? drain_ms : 0);
     aff__lanes_stop(s->lanes);
     if (served) {
