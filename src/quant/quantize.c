@@ -6,6 +6,7 @@
 #include "format/container.h"
 #include "quant/numbers.h"
 #include "quant/quantize_job.h"
+#include "quant/refold.h"
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
@@ -203,11 +204,25 @@ static aff_status check_fp8(const aff_qjob *j, const aff_qdense *d, aff_error *e
     return AFF_OK;
 }
 
+static aff_status write_refolded(aff_qjob *j, const aff_qdense *d, aff_error *err)
+{
+    const uint64_t tiles = d->src->size / (128 * 128);
+    uint8_t *buf;
+    AFF_TRY(aff__calloc(&buf, d->src->size + tiles, 1, d->name, err));
+    aff__refold_fp8(d->src->data, d->scale->data, d->rows, d->cols, buf, buf + d->src->size);
+    aff_status s = aff__cwriter_tensor(j->w, d->index, buf, d->src->size, buf + d->src->size, tiles, err);
+    free(buf);
+    return s;
+}
+
 static aff_status write_dense_tensor(aff_qjob *j, const aff_qdense *d, aff_error *err)
 {
     uint64_t bytes = d->src->size + (d->scale ? d->scale->size : 0);
     AFF_TRY(aff__q_go_on(j, err));
-    if (d->dtype == AFF_FP8) {
+    if (d->refold) {
+        AFF_TRY(check_fp8(j, d, err));
+        AFF_TRY(write_refolded(j, d, err));
+    } else if (d->scale) {
         AFF_TRY(check_fp8(j, d, err));
         AFF_TRY(aff__cwriter_tensor(j->w, d->index, d->src->data, d->src->size, d->scale->data, d->scale->size, err));
     } else {
@@ -285,10 +300,12 @@ static aff_status add_provenance(aff_qjob *j, aff_error *err)
     snprintf(codebook, sizeof codebook, "%016" PRIx64, (uint64_t)XXH3_64bits(j->codebook, AFF_CB_BYTES));
     if (j->imatrix) snprintf(imatrix, sizeof imatrix, "%016" PRIx64, aff__imatrix_info(j->imatrix)->hash);
     json_t *recipe = json_pack("{s:s, s:s}", "experts", j->o->mxfp4 ? "mxfp4" : "q2p875", "hc_fn", "f32");
-    json_t *prov =
-        json_pack("{s:i, s:s+, s:s, s:s, s:i, s:s}", "version", 1, "tool", "aff-quantize ", aff_version(), "role",
-                  j->o->dspark ? "draft" : "main", "chat_encoding", j->plan.has_dspark ? "0731" : "v4", "layers",
-                  (int)j->plan.layers, "checkpoint_xxh3", checkpoint);
+    json_t *prov = json_pack("{s:i, s:s+, s:s, s:s, s:i, s:s}", "version", 1, "tool", "aff-quantize ", aff_version(),
+                             "role", j->o->dspark ? "draft" : "main", "chat_encoding",
+                             j->plan.v41          ? "v4.1"
+                             : j->plan.has_dspark ? "0731"
+                                                  : "v4",
+                             "layers", (int)j->plan.layers, "checkpoint_xxh3", checkpoint);
     char *text = NULL;
     if (prov && recipe) {
         if (j->has_codebook) {
@@ -344,8 +361,9 @@ static aff_status open_imatrix(aff_qjob *j, aff_error *err)
                j->o->imatrix, i->hash, i->present, i->present + i->missing, i->unseen,
                i->has_counts ? "" : "; without counts, so there will be no profile");
     if (i->moments && !j->o->compat)
-        aff__q_say(j, "imatrix: second moments for gate and up of %" PRIu64 " and down of %" PRIu64
-                   " layers: error feedback", i->moments - i->moments_down, i->moments_down);
+        aff__q_say(
+            j, "imatrix: second moments for gate and up of %" PRIu64 " and down of %" PRIu64 " layers: error feedback",
+            i->moments - i->moments_down, i->moments_down);
     return AFF_OK;
 }
 

@@ -911,7 +911,7 @@ static void bad_checkpoints(void **state)
          false,
          "experts of 16 x 128: mxfp4 needs both a multiple of 32"},
         {{.config_from = "\"hidden_size\"", .config_to = "\"hidden\""}, false, "hidden_size"},
-        {{.config_from = "\"deepseek_v4\"", .config_to = "\"llama\""}, false, "expected 'deepseek_v4', got 'llama'"},
+        {{.config_from = "\"deepseek_v4\"", .config_to = "\"llama\""}, false, "'deepseek_v41', got 'llama'"},
         {{.config_from = "\"n_routed_experts\": 5", .config_to = "\"n_routed_experts\": 60000"},
          false,
          "expected 1080000 expert tensors"},
