@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "quant/quantize.h"
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/threads.h"
 #include "format/container.h"
@@ -70,7 +71,7 @@ aff_status aff__q_go_on(aff_qjob *j, aff_error *err)
     pthread_mutex_lock(&j->lock);
     const bool stopped = j->stopped;
     pthread_mutex_unlock(&j->lock);
-    return stopped ? aff__fail(err, AFF_E_CANCELLED, "%s: stopped; nothing was left behind", j->o->out) : AFF_OK;
+    return stopped ? aff__fail(err, AFF_E_CANCELLED, "%s: stopped", j->o->out) : AFF_OK;
 }
 
 static aff_status check_codebook_flags(const aff_quantize_options *o, aff_error *err)
@@ -150,6 +151,8 @@ static aff_status hash_checkpoint(aff_qjob *j, aff_error *err)
 
 /* ---- dense tensors ---- */
 
+/* Values are checked before anything expensive: a NaN would otherwise show hours later. */
+
 static float source_value(const aff_st_tensor *t, uint64_t i)
 {
     uint32_t u;
@@ -168,29 +171,41 @@ static aff_status bad_value(const aff_qjob *j, const aff_st_tensor *t, uint64_t 
                      aff__ckpt_shard_path(j->plan.ckpt, t->shard), t->name, i, what);
 }
 
-static aff_status convert_table(const aff_qjob *j, const aff_qdense *d, float *out, aff_error *err)
+static void convert(const aff_qdense *d, void *out)
+{
+    for (uint64_t i = 0; i < d->rows * d->cols; i++) {
+        float f;
+        if (d->most) {
+            uint64_t v;
+            memcpy(&v, d->src->data + i * 8, 8);
+            f = (float)v;
+        } else {
+            f = source_value(d->src, i);
+        }
+        const uint16_t h = aff__f32_to_bf16(f);
+        if (d->dtype == AFF_BF16)
+            memcpy((uint8_t *)out + i * 2, &h, 2);
+        else
+            memcpy((uint8_t *)out + i * 4, &f, 4);
+    }
+}
+
+static aff_status check_table(const aff_qjob *j, const aff_qdense *d, aff_error *err)
 {
     for (uint64_t i = 0; i < d->rows * d->cols; i++) {
         uint64_t v;
         memcpy(&v, d->src->data + i * 8, 8);
         if (v >= d->most) return bad_value(j, d->src, i, "no number of an expert", err);
-        out[i] = (float)v;
     }
     return AFF_OK;
 }
 
-static aff_status convert(const aff_qjob *j, const aff_qdense *d, void *out, aff_error *err)
+static aff_status check_floats(const aff_qjob *j, const aff_qdense *d, aff_error *err)
 {
-    if (d->most) return convert_table(j, d, out, err);
     for (uint64_t i = 0; i < d->rows * d->cols; i++) {
-        float f = source_value(d->src, i);
-        uint16_t h = aff__f32_to_bf16(f);
-        if (!isfinite(f) || (d->dtype == AFF_BF16 && !isfinite(aff__bf16_to_f32(h))))
+        const float f = source_value(d->src, i);
+        if (!isfinite(f) || (d->dtype == AFF_BF16 && !isfinite(aff__bf16_to_f32(aff__f32_to_bf16(f)))))
             return bad_value(j, d->src, i, "not finite", err);
-        if (d->dtype == AFF_BF16)
-            memcpy((uint8_t *)out + i * 2, &h, 2);
-        else
-            memcpy((uint8_t *)out + i * 4, &f, 4);
     }
     return AFF_OK;
 }
@@ -202,6 +217,38 @@ static aff_status check_fp8(const aff_qjob *j, const aff_qdense *d, aff_error *e
     for (uint64_t i = 0; i < d->scale->size; i++)
         if (d->scale->data[i] == 255) return bad_value(j, d->scale, i, "not a number", err);
     return AFF_OK;
+}
+
+typedef struct dense_check {
+    aff_qjob *j;
+    aff_error first; /* of the lowest number that failed */
+    int64_t failed;
+} dense_check;
+
+static void check_task(void *ctx, int64_t i, int thread)
+{
+    dense_check *c = ctx;
+    const aff_qdense *d = &c->j->plan.dense[i];
+    aff_error err = {0};
+    (void)thread;
+    if ((d->scale ? check_fp8(c->j, d, &err) : d->most ? check_table(c->j, d, &err) : check_floats(c->j, d, &err)) != AFF_OK) {
+        pthread_mutex_lock(&c->j->lock);
+        if (c->failed < 0 || i < c->failed) {
+            c->failed = i;
+            c->first = err;
+        }
+        pthread_mutex_unlock(&c->j->lock);
+    }
+    aff__q_release(d->src);
+}
+
+static aff_status check_dense(aff_qjob *j, aff_error *err)
+{
+    dense_check c = {.j = j, .failed = -1};
+    aff__pool_run(j->pool, check_task, &c, (int64_t)j->plan.n_dense);
+    if (c.failed < 0) return AFF_OK;
+    if (err) *err = c.first;
+    return c.first.code;
 }
 
 static aff_status write_refolded(aff_qjob *j, const aff_qdense *d, aff_error *err)
@@ -220,17 +267,15 @@ static aff_status write_dense_tensor(aff_qjob *j, const aff_qdense *d, aff_error
     uint64_t bytes = d->src->size + (d->scale ? d->scale->size : 0);
     AFF_TRY(aff__q_go_on(j, err));
     if (d->refold) {
-        AFF_TRY(check_fp8(j, d, err));
         AFF_TRY(write_refolded(j, d, err));
     } else if (d->scale) {
-        AFF_TRY(check_fp8(j, d, err));
         AFF_TRY(aff__cwriter_tensor(j->w, d->index, d->src->data, d->src->size, d->scale->data, d->scale->size, err));
     } else {
         uint64_t size = d->rows * d->cols * (d->dtype == AFF_BF16 ? 2 : 4);
         void *buf;
         AFF_TRY(aff__calloc(&buf, size, 1, d->name, err));
-        aff_status s = convert(j, d, buf, err);
-        if (s == AFF_OK) s = aff__cwriter_tensor(j->w, d->index, buf, size, NULL, 0, err);
+        convert(d, buf);
+        aff_status s = aff__cwriter_tensor(j->w, d->index, buf, size, NULL, 0, err);
         free(buf);
         AFF_TRY(s);
     }
@@ -379,6 +424,7 @@ static aff_status begin(aff_qjob *j, aff_error *err)
     char text[32];
     AFF_TRY(add_provenance(j, err));
     AFF_TRY(aff__cwriter_begin_journal(j->w, aff__q_recipe_hash(j), j->o->resume, &kept, err));
+    j->begun = true;
     size = aff__cwriter_file_size(j->w);
     aff__q_say(j, "container: %s, %" PRIu64 " dense tensors, %" PRId64 " experts", size_text(text, size),
                j->plan.n_dense + j->has_codebook, j->plan.layers * j->plan.experts);
@@ -422,6 +468,7 @@ static aff_status run(aff_qjob *j, aff_error *err)
     AFF_TRY(aff__cwriter_create(&j->w, j->o->out, j->o->compat, err));
     AFF_TRY(declare(j, err));
     describe_source(j);
+    if (!j->o->experts_dir) AFF_TRY(check_dense(j, err));
     AFF_TRY(aff__q_codebook(j, err));
     if (j->o->experts_dir) {
         AFF_TRY(aff__cwriter_layout(j->w, err));
@@ -431,6 +478,16 @@ static aff_status run(aff_qjob *j, aff_error *err)
     AFF_TRY(write_dense(j, err));
     AFF_TRY(aff__q_experts(j, err));
     return finish(j, start, err);
+}
+
+/* What a run that ends early leaves for --resume. */
+static void name_the_rest(const aff_qjob *j, aff_error *err)
+{
+    char path[4096];
+    const size_t n = err ? strlen(err->msg) : sizeof err->msg;
+    const int k = snprintf(path, sizeof path, "%s.partial", j->o->out);
+    if (!j->begun || k < 0 || (size_t)k >= sizeof path || n >= sizeof err->msg || !aff__file_exists(path)) return;
+    snprintf(err->msg + n, sizeof err->msg - n, "; the experts done so far are kept: the same command with --resume goes on");
 }
 
 aff_status aff__quantize(const aff_quantize_options *o, aff_error *err)
@@ -443,7 +500,8 @@ aff_status aff__quantize(const aff_quantize_options *o, aff_error *err)
     j->dtype = o->mxfp4 ? AFF_MXFP4 : o->compat ? AFF_Q2P875Q4 : AFF_Q2P875G;
     pthread_mutex_init(&j->lock, NULL);
     aff_status s = run(j, err);
-    aff__cwriter_abort(j->w);
+    aff__cwriter_suspend(j->w);
+    if (s != AFF_OK) name_the_rest(j, err);
     aff__cb_index_free(j->index);
     aff__search_free(j->search);
     aff__feedback_free(j->feedback);

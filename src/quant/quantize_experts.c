@@ -293,7 +293,7 @@ static aff_status check_head(const aff_qjob *j, const char *path, const uint8_t 
                  {16, 8, "codebook"},
                  {24, 8, "size of the imatrix"},
                  {32, 8, "imatrix"},
-                 {40, 8, "recipe (checkpoint, program version, options)"}};
+                 {40, 8, "recipe (checkpoint, program, options)"}};
     uint8_t want[BLOB_HEAD];
     blob_head(j, layer, want);
     if (size < BLOB_HEAD) return aff__fail(err, AFF_E_FORMAT, "%s: too short for a layer of experts", path);
