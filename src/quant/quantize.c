@@ -293,13 +293,18 @@ static void advise(const aff_st_tensor *t, int advice)
         (void)posix_madvise((void *)from, to - from, advice); /* best effort: only memory use depends on it */
 }
 
-void aff__q_release(const aff_st_tensor *t)
+void aff__q_drop(const uint8_t *p, uint64_t n)
 {
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = ((uintptr_t)t->data + page - 1) / page * page,
-              to = ((uintptr_t)t->data + t->size) / page * page;
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = ((uintptr_t)p + page - 1) / page * page,
+              to = ((uintptr_t)p + n) / page * page;
     /* posix_madvise's DONTNEED does nothing in the C library; the mapping is read-only and shared, so nothing is lost.
      */
     if (to > from) (void)madvise((void *)from, to - from, MADV_DONTNEED);
+}
+
+void aff__q_release(const aff_st_tensor *t)
+{
+    aff__q_drop(t->data, t->size);
 }
 
 void aff__q_want(const aff_st_tensor *t)

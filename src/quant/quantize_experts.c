@@ -58,7 +58,9 @@ static aff_status prepare_layer(aff_qjob *j, uint32_t layer, aff_error *err)
     if (!j->has_feedback) return AFF_OK;
     if (!j->feedback) AFF_TRY(aff__feedback_create(&j->feedback, (uint64_t)j->plan.hidden, err));
     const uint8_t *moments = aff__imatrix_moments(j->imatrix, layer, 0, AFF_IM_GATE);
-    const aff_status st = aff__feedback_factor(j->feedback, (uint64_t)j->plan.hidden, moments, j->pool, &why);
+    const uint64_t n = (uint64_t)j->plan.hidden;
+    const aff_status st = aff__feedback_factor(j->feedback, n, moments, j->pool, &why);
+    aff__q_drop(moments, n * (n + 1) * 2);
     return st == AFF_OK ? st : aff__fail(err, st, "%s: layer %u: gate: %s", j->o->imatrix, layer, why.msg);
 }
 

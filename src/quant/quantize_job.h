@@ -40,7 +40,8 @@ void aff__q_add_done(aff_qjob *j, uint64_t bytes);
 aff_status aff__q_go_on(aff_qjob *j, aff_error *err);
 double aff__q_seconds_since(uint64_t ns);
 
-/* Lets go of the mapped pages of a tensor, which otherwise count as ours until the end. */
+/* Lets go of mapped pages, which otherwise count as ours until the end; of a tensor's. */
+void aff__q_drop(const uint8_t *p, uint64_t n);
 void aff__q_release(const aff_st_tensor *t);
 /* Asks for them ahead of use. */
 void aff__q_want(const aff_st_tensor *t);
