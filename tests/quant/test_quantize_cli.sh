@@ -43,6 +43,10 @@ left=$(ls "$tmp" | tr '\n' ' ')
 info=$1/aff-info
 "$info" --against "$src" --hashes "$tmp/a.aff" >"$tmp/info" 2>&1 || fail "aff-info --against: $(tail -2 "$tmp/info")"
 [ "$(grep -cE '^[0-9]+ [0-9]+ [0-9a-f]{16}$' "$tmp/info")" = 15 ] || fail "aff-info --hashes: expected 15 lines"
+"$info" --bench 3 --topk 2 "$tmp/a.aff" >"$tmp/info" 2>&1 || fail "aff-info --bench: $(tail -2 "$tmp/info")"
+grep -qE '^bench +3 tokens of 2 experts a layer: .* GB/s, .* ms a token' "$tmp/info" || fail "aff-info --bench: $(tail -3 "$tmp/info")"
+"$info" --bench 3 --json "$tmp/a.aff" >/dev/null 2>&1
+[ $? = 2 ] || fail "aff-info --bench --json: expected exit code 2"
 expect 0 'MiB in' --src "$src" --out "$tmp/d.aff" --experts mxfp4 --dspark
 "$info" --draft "$tmp/d.aff" "$tmp/a.aff" >/dev/null 2>&1 || fail "aff-info --draft refuses the companion"
 "$info" --against "$src" "$tmp/d.aff" >/dev/null 2>&1 || fail "aff-info --against refuses a companion"
