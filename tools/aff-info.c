@@ -558,8 +558,9 @@ static void bench(const aff_container *c)
     const uint64_t start = aff__now_ns();
     for (int64_t i = 0; i < opt.bench; i++) sum = sum + touch(c, &rng, &bytes);
     const double seconds = (double)(aff__now_ns() - start) * 1e-9;
-    printf("\nbench        %" PRId64 " tokens of %" PRId64 " experts a layer: %s, %.2f GB/s, %.3f ms a token\n", opt.bench,
-           opt.topk, human(bytes), seconds > 0 ? (double)bytes * 1e-9 / seconds : 0, seconds * 1e3 / (double)opt.bench);
+    printf("\nbench        %" PRId64 " tokens of %" PRId64 " experts a layer: %s, %.2f GB/s, %.3f ms a token\n",
+           opt.bench, opt.topk, human(bytes), seconds > 0 ? (double)bytes * 1e-9 / seconds : 0,
+           seconds * 1e3 / (double)opt.bench);
 }
 
 int main(int argc, char **argv)

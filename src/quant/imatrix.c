@@ -362,7 +362,8 @@ static aff_status load(aff_imatrix *m, const uint8_t *data, uint64_t size, aff_e
                          "%s: no entry is of routed experts: expected names like 'blk.0.ffn_gate_exps.weight'",
                          m->path);
     m->info.hash = XXH3_64bits(data, (size_t)size);
-    /* The checks and the hash have read all of it, and moments are gigabytes; the pages come back when they are needed. */
+    /* The checks and the hash have read all of it, and moments are gigabytes; the pages come back when they are needed.
+     */
     if (m->map.data) (void)madvise((void *)(uintptr_t)m->map.data, (size_t)m->map.size, MADV_DONTNEED);
     return AFF_OK;
 }

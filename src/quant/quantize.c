@@ -231,7 +231,9 @@ static void check_task(void *ctx, int64_t i, int thread)
     const aff_qdense *d = &c->j->plan.dense[i];
     aff_error err = {0};
     (void)thread;
-    if ((d->scale ? check_fp8(c->j, d, &err) : d->most ? check_table(c->j, d, &err) : check_floats(c->j, d, &err)) != AFF_OK) {
+    if ((d->scale  ? check_fp8(c->j, d, &err)
+         : d->most ? check_table(c->j, d, &err)
+                   : check_floats(c->j, d, &err)) != AFF_OK) {
         pthread_mutex_lock(&c->j->lock);
         if (c->failed < 0 || i < c->failed) {
             c->failed = i;
@@ -492,7 +494,8 @@ static void name_the_rest(const aff_qjob *j, aff_error *err)
     const size_t n = err ? strlen(err->msg) : sizeof err->msg;
     const int k = snprintf(path, sizeof path, "%s.partial", j->o->out);
     if (!j->begun || k < 0 || (size_t)k >= sizeof path || n >= sizeof err->msg || !aff__file_exists(path)) return;
-    snprintf(err->msg + n, sizeof err->msg - n, "; the experts done so far are kept: the same command with --resume goes on");
+    snprintf(err->msg + n, sizeof err->msg - n,
+             "; the experts done so far are kept: the same command with --resume goes on");
 }
 
 aff_status aff__quantize(const aff_quantize_options *o, aff_error *err)

@@ -35,7 +35,7 @@ typedef struct aff_quantize_options {
 aff_status aff__quantize_check(const aff_quantize_options *o, aff_error *err);
 
 /* Everything about the checkpoint but the experts' scales is checked before the first byte is written; `out` appears
- * complete or not at all. A run that ends early with experts done leaves `out`.partial and `out`.journal for `resume`, and the
- * error says so. */
+ * complete or not at all. A run that ends early with experts done leaves `out`.partial and `out`.journal for `resume`,
+ * and the error says so. */
 aff_status aff__quantize(const aff_quantize_options *o, aff_error *err);
 #endif

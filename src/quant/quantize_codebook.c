@@ -34,7 +34,8 @@ static aff_status sample_expert(sampling *s, uint32_t layer, uint32_t expert, af
             /* Error feedback spreads what is left over the columns, so that all of them count alike. */
             AFF_TRY(aff__fit_samples_add(
                 &s->joint, &x,
-                aff__q_fed_back(s->j, layer, expert, i) ? NULL : aff__q_weights(s->j, layer, expert, i, s->weight), err));
+                aff__q_fed_back(s->j, layer, expert, i) ? NULL : aff__q_weights(s->j, layer, expert, i, s->weight),
+                err));
     }
     return AFF_OK;
 }

@@ -26,7 +26,8 @@ typedef struct aff_qjob {
     aff_feedback *feedback;    /* of gate and up of the layer at work; NULL: their imatrix has no moments */
     bool has_feedback;         /* it holds this layer's */
     uint64_t checkpoint_hash;
-    uint64_t encoder_hash; /* of what the encoder makes of a fixed matrix: the same program, or one that does the same */
+    uint64_t
+        encoder_hash;     /* of what the encoder makes of a fixed matrix: the same program, or one that does the same */
     aff_qerror *errors;   /* [layers][experts] */
     pthread_mutex_t lock; /* guards the next three and the progress callback */
     uint64_t done, total; /* checkpoint bytes */
