@@ -9,7 +9,9 @@
  * all residues mod 128; four consecutive lengths also token by token.
  *
  *   test_matrix                                   a few prompts and lengths (ctest)
- *   test_matrix --full [PROMPTS TOKENS ROWS]      500 prompts, 48 tokens, 6 rows each (scripts/check engine); --only NAME: one test */
+ *   test_matrix --full [PROMPTS TOKENS ROWS]      500 prompts, 48 tokens, 6 rows each (scripts/check engine)
+ *
+ * --only NAME runs one test; --greedy or --sampled before it half of the matrix. */
 #include "base/rng.h"
 #include "engine/cache.h"
 #include "engine/prompts.h"
@@ -21,6 +23,7 @@ static const int widths[WIDTHS] = {NO_DRAFT, AFF_WIDTH_AUTO, 1, 2, 3, 4, 5};
 static const int64_t chunks[CHUNKS] = {1, 7, 128, 1408};
 static char root[] = "/tmp/aff-matrix-XXXXXX";
 static bool full;
+static int from_hot = 0, to_hot = 2;
 static int count = 24, tokens = 12, each = 2, threads = 1, vocab;
 static aff_net *net, *plain;
 static aff_tokenizer *tok;
@@ -192,8 +195,8 @@ static void test_matrix(void **state)
     read_prompts();
     const int least = covered_pairs();
     assert_true(least > 0);
-    if (full) printf("%d prompts of up to %d tokens, each in %d of %d rows, greedy and sampled; every pair of settings with at least %d prompts\n", n_prompts, tokens, each, ROWS, least);
-    for (int hot = 0; hot < 2; hot++) {
+    if (full) printf("%d prompts of up to %d tokens, each in %d of %d rows, %s; every pair of settings with at least %d prompts\n", n_prompts, tokens, each, ROWS, to_hot == 1 ? "greedy" : from_hot ? "sampled" : "greedy and sampled", least);
+    for (int hot = from_hot; hot < to_hot; hot++) {
         aff_engine *e = make_engine(&(setting){NO_DRAFT, 1, 256, false}, NULL, 4096);
         int64_t n = 0, rows = 0;
         for (int i = 0; i < n_prompts; i++) ask(e, prompts[i].ids, prompts[i].n, tokens, hot, (uint64_t)i, 0, &want[i]);
@@ -361,6 +364,8 @@ int main(int argc, char **argv)
         cmocka_set_test_filter(argv[argc - 1]);
         argc -= 2;
     }
+    if (argc > 1 && strcmp(argv[argc - 1], "--greedy") == 0) to_hot = 1, argc--;
+    if (argc > 1 && strcmp(argv[argc - 1], "--sampled") == 0) from_hot = 1, argc--;
     full = argc > 1 && strcmp(argv[1], "--full") == 0;
     if (full) {
         count = argc > 2 ? atoi(argv[2]) : 500;
@@ -369,7 +374,7 @@ int main(int argc, char **argv)
         setvbuf(stdout, NULL, _IOLBF, 0);
     }
     if (count < 12 || count > MOST_PROMPTS || tokens < 1 || tokens > LONGEST || each < 1 || each > ROWS) {
-        fprintf(stderr, "usage: test_matrix [--full [PROMPTS [TOKENS [ROWS]]]] [--only NAME]\n");
+        fprintf(stderr, "usage: test_matrix [--full [PROMPTS [TOKENS [ROWS]]]] [--greedy | --sampled] [--only NAME]\n");
         return 2;
     }
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_matrix), cmocka_unit_test(test_lengths)};
