@@ -161,6 +161,7 @@ static aff_status mtp_after(aff_engine *e, aff_slot **list, int n, aff_error *er
 static void judge_draft(aff_engine *e, aff_slot *s, const aff_offer *o, double row_ns, double draft_ns, double price)
 {
     const double worth = aff__offer_gain(o, o->take) - price * (row_ns * o->take + draft_ns);
+    if (worth < 0 && s->drafted < e->block) return; /* it ends where the answer does: that says nothing about other texts */
     s->worth += (worth - s->worth) / 16;
     e->worth += (worth - e->worth) / 32;
     if (e->worth >= 0) e->pause = FIRST_PAUSE;
