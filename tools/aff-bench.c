@@ -298,7 +298,7 @@ static aff_status load(app *a, aff_net_options no, aff_memplan *p, int *code, af
     const uint64_t start = aff__now_ns();
     AFF_TRY(aff__net_open(&a->net, f->model, &no, err));
     aff__net_limit_copies(a->net, p->copies);
-    fprintf(stderr, "loaded in %.2f s\n", (double)(aff__now_ns() - start) / 1e9);
+    fprintf(stderr, "  loaded in %.2f s\n", (double)(aff__now_ns() - start) / 1e9);
     return AFF_OK;
 }
 

@@ -109,6 +109,7 @@ static aff_status draft(aff_engine *e, aff_slot **list, int n, aff_error *err)
         for (int i = 0; i < count; i++) take_draft(e, who[i], q[i].ids, q[i].conf, e->block);
     }
     note_time(e, e->stats.times.draft, count, start);
+    e->draft_ns = aff__time_of(e->stats.times.draft, count);
     e->stats.drafts[count]++;
     return AFF_OK;
 }
@@ -147,9 +148,9 @@ static aff_status mtp_after(aff_engine *e, aff_slot **list, int n, aff_error *er
     }
     const uint64_t start = aff__now_ns();
     AFF_TRY(aff__draft_mtp1(e->runner, next, rows, wanted ? 0 : rows, e->mtp, err));
-    if (!wanted) return AFF_OK;
-    note_time(e, e->stats.times.draft, n, start);
-    e->stats.drafts[n]++;
+    note_time(e, wanted ? e->stats.times.draft : e->stats.times.upkeep, n, start);
+    e->draft_ns = aff__time_of(wanted ? e->stats.times.draft : e->stats.times.upkeep, n);
+    e->stats.drafts[n] += wanted > 0;
     return AFF_OK;
 }
 
@@ -160,6 +161,7 @@ static aff_status mtp_after(aff_engine *e, aff_slot **list, int n, aff_error *er
 static void judge_draft(aff_engine *e, aff_slot *s, const aff_offer *o, double row_ns, double draft_ns, double price)
 {
     const double worth = aff__offer_gain(o, o->take) - price * (row_ns * o->take + draft_ns);
+    if (worth < 0 && s->drafted < e->block) return; /* it ends where the answer does: that says nothing about other texts */
     s->worth += (worth - s->worth) / 16;
     e->worth += (worth - e->worth) / 32;
     if (e->worth >= 0) e->pause = FIRST_PAUSE;
@@ -182,12 +184,13 @@ static void share(aff_engine *e, aff_slot **list, int n)
         const aff_slot *s = list[i];
         const int most = useful(e, s);
         o[i] = (aff_offer){.n = s->drafted < most ? s->drafted : most};
-        for (int j = 0; j < o[i].n; j++) o[i].chance[j] = aff__calibration_chance(&s->own, &e->all, j, s->conf[j]);
+        for (int j = 0; j < o[i].n; j++) o[i].chance[j] = aff__calibration_chance(&e->all, &s->own, j, s->conf[j]);
         drafts += s->drafted > 0;
     }
     const int given = aff__share_rows(o, n, AFF_PASS_ROWS - n, adaptive ? V : NULL, price);
     const double row_ns = given ? (aff__time_of(V, n + given) - aff__time_of(V, n)) / given : 0;
-    const double draft_ns = drafts ? aff__time_of(e->stats.times.draft, drafts) / drafts : 0;
+    /* What going without would save. */
+    const double draft_ns = drafts ? fmax(0, aff__time_of(e->stats.times.draft, drafts) - aff__time_of(e->stats.times.upkeep, drafts)) / drafts : 0;
     for (int i = 0; i < n; i++) {
         aff_slot *s = list[i];
         s->take = o[i].take;
@@ -277,8 +280,7 @@ static void score(aff_engine *e, aff_slot *s, int64_t pos, int32_t id)
         aff_guess *g = &s->guess[i];
         if (g->right >= g->n || g->pos + g->right != pos) continue;
         const bool right = g->id[g->right] == id;
-        aff__calibration_note(&s->own, g->right, g->conf[g->right], right);
-        aff__calibration_note(&e->all, g->right, g->conf[g->right], right);
+        aff__calibration_note(&e->all, &s->own, g->right, g->conf[g->right], right);
         if (!g->right) {
             e->scored++;
             e->right += right;
@@ -375,6 +377,7 @@ void aff__decode_pass(aff_engine *e)
     int rows = 0, tokens = 0;
     int n = pick(e, list);
     if (!n) return;
+    e->draft_ns = 0;
     aff_status st = draft(e, list, n, &err);
     if (st == AFF_OK) {
         share(e, list, n);
@@ -390,11 +393,9 @@ void aff__decode_pass(aff_engine *e)
         for (int i = 0; i < n; i++) aff__slot_finish(e, list[i], st, AFF_STOP_CALLER, &err);
         return;
     }
-    int drafts = 0;
-    for (int i = 0; i < n; i++) drafts += list[i]->drafted != 0;
     e->stats.rows[rows]++;
     for (int i = 0; i < n; i++) tokens += settle(e, list[i]);
     const double fade = 0.98;
     e->recent_tokens = fade * e->recent_tokens + tokens;
-    e->recent_ns = fade * e->recent_ns + aff__time_of(e->stats.times.verify, rows) + (drafts ? aff__time_of(e->stats.times.draft, drafts) : 0);
+    e->recent_ns = fade * e->recent_ns + aff__time_of(e->stats.times.verify, rows) + e->draft_ns;
 }

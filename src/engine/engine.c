@@ -414,8 +414,11 @@ static aff_status run_chunk(aff_engine *e, aff_slot *s, int64_t most, bool *stop
     const int64_t pos = aff__seq_pos(s->seq), total = prompt_rows(j);
     if (j->ev.logits && !e->chunk)
         AFF_TRY(aff__calloc(&e->chunk, (uint64_t)e->cfg->vocab * AFF_MAX_CHUNK, sizeof(float), "logits of a chunk", err));
-    if (j->ev.logits && most > AFF_MAX_CHUNK) most = AFF_MAX_CHUNK; /* the size of that buffer */
     if (most > 1 << 20) most = 1 << 20;
+    if (j->ev.logits) { /* no more wanted rows than that buffer holds */
+        const int64_t first = j->r.logits_from > pos ? j->r.logits_from : pos;
+        if (first < pos + most && most > first - pos + AFF_MAX_CHUNK) most = first - pos + AFF_MAX_CHUNK;
+    }
     int n = (int)(total - pos < most ? total - pos : most);
     if (j->promote > pos && n > j->promote - pos) n = (int)(j->promote - pos);
     int64_t from = j->ev.logits ? j->r.logits_from - pos : n;

@@ -55,7 +55,7 @@ typedef struct aff_slot {
     const float *logits;               /* [1 + take][vocab] */
     aff_guess guess[AFF_MAX_WIDTH + 1]; /* a block ends within AFF_MAX_WIDTH passes, so this many are open at most */
     int next_guess;
-    aff_calibration own;
+    aff_leaning own;
     /* Whether drafting pays: what the last drafts were worth, in tokens (a running mean); passes to go without. */
     double worth;
     int skip;
@@ -86,6 +86,7 @@ struct aff_engine {
     double worth;                    /* as in the slots, over all of them */
     int pause;                       /* passes without a draft after the next bad one */
     int64_t scored, right;           /* first places of drafts */
+    double draft_ns; /* what drafting took in the pass at hand, by the tables */
     bool warned;
     aff_pass_counts passes;
 
