@@ -152,7 +152,7 @@ static uint32_t free_text(g_builder *b, const stop_string *stop, int n_stop, uin
             for (int k = c; k < 256; k++)
                 if (to[k] == to[c]) g_set_add(set, (uint8_t)k);
             const uint32_t arm = g_set(b, set, to[c]);
-            if (b->status == AFF_OK && j == 0 && to[c] == place[0]) b->g->ins[arm].kind = 1;
+            if (b->status == AFF_OK && arm != G_FAIL) b->g->ins[arm].kind = j == 0 && to[c] == place[0] ? G_LOOSE : G_FREE;
             at = g_or(b, at, arm);
         }
         g_define(b, place[j], at);
@@ -177,10 +177,11 @@ static uint32_t root_of(compiler *c, const aff_grammar_request *r, uint32_t *ins
         *answer = g_or(b, *answer, g_text(b, "\n\n<", mark(b, *inside)));
     }
     const bool form = r->schema || r->calls == AFF_CALLS_REQUIRED;
-    const stop_string stop[] = {{"<\xFF", *inside}, {"<" SPELLED, *inside}, {"</think>", *answer}};
-    if (!form) return free_text(b, stop, 2, G_OPEN);
+    const int marked = b->g->vocab->marked; /* else no token is a byte 0xFF */
+    const stop_string stop[] = {{"</think>", *answer}, {"<" SPELLED, *inside}, {"<\xFF", *inside}};
+    if (!form) return free_text(b, stop + 1, 1 + marked, G_OPEN);
     if (!r->thinking) return *answer;
-    return r->calls == AFF_CALLS_NONE ? free_text(b, stop + 2, 1, G_FAIL) : free_text(b, stop, 3, G_FAIL);
+    return free_text(b, stop, r->calls == AFF_CALLS_NONE ? 1 : 2 + marked, G_FAIL);
 }
 
 aff_status aff__grammar_compile(aff_grammar **out, const aff_vocab *v, const aff_grammar_request *r, aff_error *err)

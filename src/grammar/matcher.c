@@ -30,7 +30,8 @@ typedef struct node {
 typedef struct state {
     uint32_t first, n; /* nodes in `member` */
     uint32_t need, row; /* row: in `cell`, UNKNOWN: none yet */
-    bool complete, open;
+    bool complete;
+    uint8_t free; /* G_FREE, G_LOOSE; 0: none of it is free text */
 } state;
 
 typedef struct table { /* open addressing; slots hold index + 1 */
@@ -219,6 +220,8 @@ static void describe(aff_matcher *m, state *s)
         const node *x = &m->node[m->member[s->first + i]];
         if (x->need < s->need) s->need = x->need;
         s->complete |= x->pc == G_ACCEPT || x->pc == G_OPEN;
+        const g_instr *in = &m->g->ins[x->pc];
+        if (in->op == OP_SET && in->kind > s->free) s->free = in->kind;
     }
 }
 
@@ -291,7 +294,7 @@ aff_match aff__matcher_step(aff_matcher *m, aff_match s, int32_t id)
     if (id < 0 || id >= v->n || !s) return 0;
     if (id == v->eos) return m->state[s].complete ? s : 0;
     const uint8_t *b = aff__vocab_bytes(v, id, &n);
-    if (!n) return 0;
+    if (!n || ((v->control[id >> 6] >> (id & 63) & 1) && !m->state[s].free)) return 0;
     for (size_t i = 0; i < n && s; i++) s = step(m, s, b[i]);
     return s;
 }
@@ -335,9 +338,7 @@ static void walk_trie(aff_matcher *m, const aff_trie *t, aff_match from, walk *w
     }
 }
 
-/* A state with the members of `s` that are free text, running text (each on its own), or neither. */
 static bool is_text(const aff_matcher *m, uint32_t id) { return m->g->ins[m->node[id].pc].op == OP_TEXT; }
-static bool is_free(const aff_matcher *m, uint32_t id) { return m->g->ins[m->node[id].pc].op == OP_SET && m->g->ins[m->node[id].pc].kind; }
 
 /* Running text from node x: characters, and what is left of the vocabulary from the state of that node and of what may follow. */
 static void mask_text(aff_matcher *m, uint32_t id, walk *w)
@@ -362,11 +363,9 @@ static void mask_state(aff_matcher *m, aff_match s, walk *w)
 {
     const aff_vocab *v = m->g->vocab;
     uint32_t others = 0;
-    bool free_text = false;
     memset(m->work, 0, (size_t)v->words * sizeof *m->work);
     if (m->state[s].complete) m->work[v->eos >> 6] |= 1ull << (v->eos & 63);
-    for (uint32_t k = 0; k < m->state[s].n; k++) free_text |= is_free(m, m->member[m->state[s].first + k]);
-    if (free_text && !v->spelled && m->state[s].need <= w->bound && m->g->free_cost <= w->bound) {
+    if (m->state[s].free == G_LOOSE && !v->spelled && m->state[s].need <= w->bound && m->g->free_cost <= w->bound) {
         const bool eos = m->state[s].complete;
         memset(m->work, 0xFF, (size_t)v->words * sizeof *m->work);
         if (v->n & 63) m->work[v->words - 1] = (1ull << (v->n & 63)) - 1;
@@ -390,9 +389,10 @@ static void mask_state(aff_matcher *m, aff_match s, walk *w)
     const aff_match rest = others == m->state[s].n ? s : state_of(m);
     if (!rest) return;
     walk_trie(m, &v->all, rest, w);
-    for (int i = 0; i < v->n_control && m->g->free_cost && m->status == AFF_OK; i++) {
-        const aff_match to = aff__matcher_step(m, rest, v->control[i]);
-        if (to) take(m, w, to, v->control[i]);
+    for (int32_t id = 0; id < v->n && m->state[rest].free && m->status == AFF_OK; id++) {
+        if (!(v->control[id >> 6] >> (id & 63) & 1)) continue;
+        const aff_match to = aff__matcher_step(m, rest, id);
+        if (to) take(m, w, to, id);
     }
 }
 

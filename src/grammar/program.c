@@ -218,7 +218,7 @@ uint32_t g_raw_text(g_builder *b, uint32_t min, uint32_t max, uint32_t next)
     const bool counted = min > 0 || max != G_INF;
     uint64_t other[4] = {0}, slash[4] = {0}, lt[4] = {0};
     for (int c = 0; c < 0x80; c++)
-        if (aff__text_plain(AFF_TEXT_RAW, (uint8_t)c)) g_set_add(other, (uint8_t)c);
+        if (aff__text_plain(AFF_TEXT_RAW, (uint8_t)c) && c != '/') g_set_add(other, (uint8_t)c);
     g_set_add(slash, '/');
     g_set_add(lt, '<');
     const uint32_t side = g_hub(b), back = g_hub(b), after = g_hub(b), after_slash = g_hub(b);
@@ -229,9 +229,9 @@ uint32_t g_raw_text(g_builder *b, uint32_t min, uint32_t max, uint32_t next)
     others = g_or(b, others, g_utf8(b, 0xFF5D, 0x10FFFF, back));
     const uint32_t again = g_set(b, lt, after);
     g_define(b, side, ONE(again));
-    g_define(b, after_slash, g_or(b, end, ONE(g_or(b, again, others))));
-    others = g_or(b, others, g_set(b, slash, after_slash));
-    g_define(b, after, g_or(b, end, ONE(g_or(b, again, others))));
+    others = g_or(b, again, others);
+    g_define(b, after_slash, g_or(b, end, ONE(g_or(b, others, g_set(b, slash, back)))));
+    g_define(b, after, g_or(b, end, ONE(g_or(b, others, g_set(b, slash, after_slash)))));
 #undef ONE
     const uint32_t at = g_chars(b, AFF_TEXT_RAW, min, max, side, next);
     g_define(b, back, at);
@@ -328,7 +328,7 @@ static int only_byte(const uint64_t set[4])
 static void spell_runs(const aff_grammar *g, uint32_t *run, uint32_t *end)
 {
     const aff_vocab *v = g->vocab;
-    for (uint32_t pc = G_PLACES; pc < g->n; pc++) {
+    for (uint32_t pc = 0; pc < g->n; pc++) {
         end[pc] = pc;
         if (g->ins[pc].op != OP_SET) continue;
         const int c = only_byte(g->set[g->ins[pc].a]);

@@ -32,7 +32,7 @@ typedef enum g_op {
 
 typedef struct g_instr {
     uint8_t op;
-    uint8_t kind; /* TEXT: aff_text_kind; SET: 1 where any token may come (free text) */
+    uint8_t kind; /* TEXT: aff_text_kind; SET of free text: G_FREE, or G_LOOSE where any token may come */
     uint32_t a, next, min, max;
 } g_instr;
 
@@ -58,6 +58,7 @@ struct aff_grammar {
     uint32_t root, root_cost;
     uint32_t free_cost; /* the most that a token of free text can bring about */
 };
+enum { G_FREE = 1, G_LOOSE };
 enum { G_TEXT_STOP = G_FAIL, G_TEXT_SAME = G_RET }; /* in text[]: not a character; a whole one */
 
 typedef struct g_builder {

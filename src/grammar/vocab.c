@@ -121,14 +121,14 @@ static aff_status fill(aff_vocab *v, const aff_vocab_token *token, int32_t marke
     bool seen[256] = {false};
     size_t n = 0;
     AFF_TRY(copy_bytes(v, token, marker, err));
-    AFF_TRY(aff__calloc(&v->control, (uint64_t)v->n, sizeof *v->control, "vocabulary", err));
+    AFF_TRY(aff__calloc(&v->control, (uint64_t)v->words, sizeof *v->control, "vocabulary", err));
     for (int i = 0; i < v->n; i++) {
         size_t len;
         const uint8_t *s = aff__vocab_bytes(v, i, &len);
         if (!len || i == v->eos) continue;
         if (len > v->longest) v->longest = len;
         if (token[i].control && i != marker) {
-            v->control[v->n_control++] = i;
+            v->control[i >> 6] |= 1ull << (i & 63);
             continue;
         }
         if (token[i].n == 1) seen[(uint8_t)*token[i].s] = true;

@@ -31,8 +31,7 @@ typedef struct aff_vocab {
     size_t longest;   /* bytes of a token */
     uint8_t *bytes;   /* of all ids, as the grammar sees them */
     uint32_t *offset; /* [n + 1] */
-    int32_t *control; /* control tokens but the marker and the end of sequence */
-    int n_control;
+    uint64_t *control; /* [words] mask of control tokens but the marker and the end of sequence */
     bool spelled; /* an ordinary token holds a whole spelled tag, so nothing may be assumed of free text */
     aff_trie all; /* ordinary tokens and the marker */
     uint32_t first[256]; /* the first node of depth 1 with byte b; all.n: none */

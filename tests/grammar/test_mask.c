@@ -6,7 +6,6 @@
 #include "support/v4_tokenizer.h"
 #include "text/parse.h"
 #include "words.h"
-#include <time.h>
 
 static uint64_t seed = 7;
 static uint32_t roll(uint32_t n) { return (uint32_t)((aff__mix64(seed += 0x9E3779B97F4A7C15u) >> 32) * (uint64_t)n >> 32); }
@@ -226,7 +225,6 @@ static bool walk(aff_matcher *m, const aff_vocab *v, int64_t budget, aff_buf *ou
     }
     return false;
 }
-
 static void walks(void **state)
 {
     aff_vocab *v = words(true);
