@@ -214,3 +214,5 @@ aff_status aff__grammar_compile(aff_grammar **out, const aff_vocab *v, const aff
     free(c.slot);
     return s;
 }
+
+int aff__grammar_vocab(const aff_grammar *g) { return g->vocab->n; }

@@ -29,6 +29,7 @@ typedef struct aff_grammar aff_grammar;
  * nothing fits; the line names it with its JSON pointer. Bounded in time and memory whatever the schema. */
 aff_status aff__grammar_compile(aff_grammar **out, const aff_vocab *v, const aff_grammar_request *r, aff_error *err);
 void aff__grammar_free(aff_grammar *g);
+int aff__grammar_vocab(const aff_grammar *g); /* tokens of its vocabulary */
 
 /* Follows one answer. A state stands for the text so far; 0 is none. One thread at a time. */
 typedef struct aff_matcher aff_matcher;
