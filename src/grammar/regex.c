@@ -662,11 +662,35 @@ static uint32_t one_character(g_builder *b, const regex *r, uint32_t d, uint32_t
     return g_or(b, g_set(b, plain, next), at);
 }
 
+/* A character that leads from d to `to`, as a rule that every length can call. */
+typedef struct arm {
+    uint32_t d, to, rule, more; /* more: of the same d; G_INF: none */
+} arm;
+
 typedef struct product {
     uint32_t n, lengths, max; /* states: n * lengths; a length beyond the last counts as it where max is endless */
     uint32_t *place;          /* [n * lengths] */
     bool *good;               /* an end can be reached */
+    arm *arms;
+    uint32_t n_arms, *first; /* [n] */
 } product;
+
+static uint32_t through(g_builder *b, const regex *r, product *p, uint32_t d, uint32_t to, uint32_t next)
+{
+    if (p->lengths == 1) return one_character(b, r, d, to, next);
+    uint32_t i = p->first[d];
+    while (i != G_INF && p->arms[i].to != to) i = p->arms[i].more;
+    if (i == G_INF && b->status == AFF_OK) {
+        const uint32_t rule = g_rule_new(b), start = one_character(b, r, d, to, G_RET);
+        if (b->status == AFF_OK) b->status = aff__realloc(&p->arms, p->n_arms + 1, sizeof *p->arms, "pattern", b->err);
+        if (b->status != AFF_OK) return G_FAIL;
+        b->g->rule[rule].start = start;
+        i = p->n_arms++;
+        p->arms[i] = (arm){d, to, rule, p->first[d]};
+        p->first[d] = i;
+    }
+    return b->status == AFF_OK ? g_call(b, p->arms[i].rule, next) : G_FAIL;
+}
 
 static uint32_t longer(const product *p, uint32_t c) { return c + 1 < p->lengths ? c + 1 : p->max == G_INF ? c : G_INF; }
 
@@ -692,7 +716,7 @@ static void mark_good(regex *r, const regex_request *q, product *p)
     }
 }
 
-static void write_state(g_builder *b, const regex *r, const regex_request *q, const product *p, uint32_t d, uint32_t c, uint32_t next)
+static void write_state(g_builder *b, const regex *r, const regex_request *q, product *p, uint32_t d, uint32_t c, uint32_t next)
 {
     bool seen[MOST_DFA] = {false};
     const uint32_t c2 = longer(p, c);
@@ -701,7 +725,7 @@ static void write_state(g_builder *b, const regex *r, const regex_request *q, co
         const uint32_t to = r->edge[(size_t)d * r->n_atom + a];
         if (to == G_INF || seen[to] || !p->good[(size_t)c2 * p->n + to]) continue;
         seen[to] = true;
-        at = g_or(b, at, one_character(b, r, d, to, p->place[(size_t)c2 * p->n + to]));
+        at = g_or(b, at, through(b, r, p, d, to, p->place[(size_t)c2 * p->n + to]));
     }
     g_define(b, p->place[(size_t)c * p->n + d], at);
 }
@@ -718,7 +742,9 @@ static uint32_t write_all(g_builder *b, regex *r, const regex_request *q, uint32
     p.lengths = (uint32_t)lengths;
     b->status = aff__calloc(&p.place, lengths * p.n, sizeof *p.place, "pattern", b->err);
     if (b->status == AFF_OK) b->status = aff__calloc(&p.good, lengths * p.n, sizeof *p.good, "pattern", b->err);
+    if (b->status == AFF_OK) b->status = aff__calloc(&p.first, p.n, sizeof *p.first, "pattern", b->err);
     if (b->status == AFF_OK) {
+        memset(p.first, 0xFF, p.n * sizeof *p.first);
         mark_good(r, q, &p);
         for (uint32_t i = 0; i < p.n * p.lengths; i++)
             if (p.good[i]) p.place[i] = g_hub(b);
@@ -729,6 +755,8 @@ static uint32_t write_all(g_builder *b, regex *r, const regex_request *q, uint32
     }
     free(p.place);
     free(p.good);
+    free(p.arms);
+    free(p.first);
     return at;
 }
 
