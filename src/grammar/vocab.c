@@ -109,7 +109,7 @@ static aff_status copy_bytes(aff_vocab *v, const aff_vocab_token *token, int32_t
             const uint8_t c = (uint8_t)token[i].s[k];
             v->bytes[at++] = c == MARK ? MARK - 1 : c; /* neither is part of any text */
         }
-        if (!token[i].control && (memmem(token[i].s, token[i].n, spelling, sizeof spelling - 1) || memmem(token[i].s, token[i].n, "</think>", 8)))
+        if (token[i].n && !token[i].control && (memmem(token[i].s, token[i].n, spelling, sizeof spelling - 1) || memmem(token[i].s, token[i].n, "</think>", 8)))
             v->spelled = true;
     }
     v->offset[v->n] = at;

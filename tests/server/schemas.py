@@ -141,7 +141,7 @@ def check(s, text):
         value = json.loads(text)
     except ValueError as e:
         return f"no JSON: {e}"
-    errors = list(jsonschema.Draft202012Validator(s, format_checker=jsonschema.FormatChecker()).iter_errors(value))
+    errors = list(jsonschema.Draft202012Validator(s, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER).iter_errors(value))
     return errors[0].message[:200] if errors else None
 
 
