@@ -1,6 +1,6 @@
-/* bench_grammar TOKENIZER.json [tokens] - time of token masks: random walks through several schemas over a real vocabulary. Prints what
- * compiling and each mask take, by the thread's own clock; the floor is what a draw from a row takes in any case, reading 4 bytes a
- * token. */
+/* bench_grammar TOKENIZER.json [tokens] - time of token masks: random walks through several schemas over a real
+ * vocabulary. Prints what compiling and each mask take, by the thread's own clock; the floor is what a draw from a row
+ * takes in any case, reading 4 bytes a token. */
 #include "base/buf.h"
 #include "base/rng.h"
 #include "format/json.h"
@@ -76,8 +76,8 @@ static void run(const aff_vocab *v, const char *name, const char *schema, int to
     }
     qsort(us, (size_t)tokens, sizeof *us, by_value);
     for (int i = 0; i < tokens; i++) sum += us[i];
-    printf("%-24s compile %8.0f us   mask: mean %7.1f  median %7.1f  99 %% %8.1f  most %8.1f us\n", name, compile, sum / tokens, us[tokens / 2],
-           us[tokens * 99 / 100], us[tokens - 1]);
+    printf("%-24s compile %8.0f us   mask: mean %7.1f  median %7.1f  99 %% %8.1f  most %8.1f us\n", name, compile,
+           sum / tokens, us[tokens / 2], us[tokens * 99 / 100], us[tokens - 1]);
     aff__matcher_free(m);
     aff__grammar_free(g);
     json_decref(s);
@@ -98,13 +98,32 @@ int main(int argc, char **argv)
     if (aff__vocab_of(&v, tok, 1, &err) != AFF_OK) die(err.msg);
     printf("%d tokens, %u nodes; vocabulary %.0f ms\n", v->n, v->all.n, (now_us() - start) / 1e3);
     run(v, "any value", "true", tokens);
-    run(v, "object", "{\"type\": \"object\", \"properties\": {\"name\": {\"type\": \"string\"}, \"age\": {\"type\": \"integer\"}, \"tags\": {\"type\": \"array\", \"items\": {\"type\": \"string\"}}}, \"required\": [\"name\", \"age\"], \"additionalProperties\": false}", tokens);
+    run(v, "object",
+        "{\"type\": \"object\", \"properties\": {\"name\": {\"type\": \"string\"}, \"age\": {\"type\": \"integer\"}, "
+        "\"tags\": {\"type\": \"array\", \"items\": {\"type\": \"string\"}}}, \"required\": [\"name\", \"age\"], "
+        "\"additionalProperties\": false}",
+        tokens);
     run(v, "bounded string", "{\"type\": \"string\", \"minLength\": 10, \"maxLength\": 5000}", tokens);
-    run(v, "list of bounded strings", "{\"type\": \"array\", \"items\": {\"type\": \"string\", \"maxLength\": 40}, \"minItems\": 10, \"maxItems\": 500}", tokens);
-    run(v, "pattern, all characters", "{\"type\": \"array\", \"minItems\": 100, \"items\": {\"type\": \"string\", \"pattern\": \"^[^,]+(, [^,]+)*$\"}}", tokens);
-    run(v, "pattern with a length", "{\"type\": \"array\", \"minItems\": 100, \"items\": {\"type\": \"string\", \"pattern\": \"^\\\\S+( \\\\S+)*$\", \"maxLength\": 200}}", tokens);
-    run(v, "date-time, uuid, email", "{\"type\": \"array\", \"minItems\": 100, \"items\": {\"anyOf\": [{\"type\": \"string\", \"format\": \"date-time\"}, {\"type\": \"string\", \"format\": \"uuid\"}, {\"type\": \"string\", \"format\": \"email\"}]}}", tokens);
-    if (aff__buf_puts(&wide, "{\"type\": \"object\", \"additionalProperties\": false, \"properties\": {", &err) != AFF_OK) die(err.msg);
+    run(v, "list of bounded strings",
+        "{\"type\": \"array\", \"items\": {\"type\": \"string\", \"maxLength\": 40}, \"minItems\": 10, \"maxItems\": "
+        "500}",
+        tokens);
+    run(v, "pattern, all characters",
+        "{\"type\": \"array\", \"minItems\": 100, \"items\": {\"type\": \"string\", \"pattern\": \"^[^,]+(, "
+        "[^,]+)*$\"}}",
+        tokens);
+    run(v, "pattern with a length",
+        "{\"type\": \"array\", \"minItems\": 100, \"items\": {\"type\": \"string\", \"pattern\": \"^\\\\S+( "
+        "\\\\S+)*$\", \"maxLength\": 200}}",
+        tokens);
+    run(v, "date-time, uuid, email",
+        "{\"type\": \"array\", \"minItems\": 100, \"items\": {\"anyOf\": [{\"type\": \"string\", \"format\": "
+        "\"date-time\"}, {\"type\": \"string\", \"format\": \"uuid\"}, {\"type\": \"string\", \"format\": "
+        "\"email\"}]}}",
+        tokens);
+    if (aff__buf_puts(&wide, "{\"type\": \"object\", \"additionalProperties\": false, \"properties\": {", &err) !=
+        AFF_OK)
+        die(err.msg);
     for (int i = 0; i < 1000; i++) {
         snprintf(part, sizeof part, "%s\"property_%d\": {\"type\": \"string\"}", i ? ", " : "", i * 7919 % 1000);
         if (aff__buf_puts(&wide, part, &err) != AFF_OK) die(err.msg);

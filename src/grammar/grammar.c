@@ -1,4 +1,5 @@
-/* grammar.c - a request to a grammar: reasoning, an answer of a form, calls in their markup (spec text-and-serving 2.2, 2.7). */
+/* grammar.c - a request to a grammar: reasoning, an answer of a form, calls in their markup (spec
+ * text-and-serving 2.2, 2.7). */
 #include "grammar/schema.h"
 #include "base/mem.h"
 #include "format/json.h"
@@ -6,15 +7,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SPELLED "\xEF\xBD\x9C" "DSML\xEF\xBD\x9C"
+#define SPELLED                                                                                                        \
+    "\xEF\xBD\x9C"                                                                                                     \
+    "DSML\xEF\xBD\x9C"
 
 typedef struct tags {
     const char *calls, *invoke, *parameter; /* names, with the space that V4.1 puts in front */
 } tags;
 
-static uint32_t mark(g_builder *b, uint32_t next) { return g_text(b, b->g->vocab->marked ? "\xFF" : SPELLED, next); }
-static uint32_t opening(g_builder *b, const char *tag, uint32_t next) { return g_text(b, "<", mark(b, g_text(b, tag, next))); }
-static uint32_t closing(g_builder *b, const char *tag, uint32_t next) { return g_text(b, "</", mark(b, g_text(b, tag, g_text(b, ">", next)))); }
+static uint32_t mark(g_builder *b, uint32_t next)
+{
+    return g_text(b, b->g->vocab->marked ? "\xFF" : SPELLED, next);
+}
+static uint32_t opening(g_builder *b, const char *tag, uint32_t next)
+{
+    return g_text(b, "<", mark(b, g_text(b, tag, next)));
+}
+static uint32_t closing(g_builder *b, const char *tag, uint32_t next)
+{
+    return g_text(b, "</", mark(b, g_text(b, tag, g_text(b, ">", next))));
+}
 
 /* ---- calls ---- */
 
@@ -24,7 +36,10 @@ static const json_t *function_of(const json_t *tool)
     return f ? f : tool;
 }
 
-static bool strict(const json_t *tool) { return json_is_true(json_object_get(function_of(tool), "strict")) || json_is_true(json_object_get(tool, "strict")); }
+static bool strict(const json_t *tool)
+{
+    return json_is_true(json_object_get(function_of(tool), "strict")) || json_is_true(json_object_get(tool, "strict"));
+}
 
 static const json_t *parameters_of(const json_t *tool)
 {
@@ -46,7 +61,8 @@ static uint32_t parameters(compiler *c, const tags *t, const json_t *schema, uin
     if (!schema) return value_members(c, &any, &form, next);
     schema_flatten(&c->s, schema, &l);
     for (size_t i = 0; i < l.n && b->status == AFF_OK; i++) {
-        if (l.f[i].values && (l.f[i].types & T_OBJECT)) schema_bad(&c->s, schema, "enum", "not supported for all parameters at once");
+        if (l.f[i].values && (l.f[i].types & T_OBJECT))
+            schema_bad(&c->s, schema, "enum", "not supported for all parameters at once");
         if (l.f[i].types & T_OBJECT) at = g_or(b, at, value_members(c, &l.f[i], &form, next));
     }
     schema_free(&l);
@@ -74,11 +90,14 @@ static bool can_follow(const aff_vocab *v, const json_t *schema, const tags *t)
     return ok;
 }
 
-static uint32_t invoke(compiler *c, const aff_grammar_request *r, const tags *t, const json_t *tool, const char *name, uint32_t next)
+static uint32_t invoke(compiler *c, const aff_grammar_request *r, const tags *t, const json_t *tool, const char *name,
+                       uint32_t next)
 {
     char where[160];
     const json_t *schema = parameters_of(tool);
-    if (strpbrk(name, "\"<>\n\r")) return g_fail(&c->b, AFF_E_INVALID, "tool '%.60s': expected a name without quotes, angle brackets and line ends", name);
+    if (strpbrk(name, "\"<>\n\r"))
+        return g_fail(&c->b, AFF_E_INVALID,
+                      "tool '%.60s': expected a name without quotes, angle brackets and line ends", name);
     snprintf(where, sizeof where, "parameters of tool '%.60s'", name);
     if (!schema) schema = c->empty; /* no parameters */
     if (!strict(tool) && !can_follow(c->b.g->vocab, schema, t)) schema = NULL;
@@ -101,7 +120,9 @@ static uint32_t block(compiler *c, const aff_grammar_request *r, const tags *t)
     json_array_foreach(r->tools, i, tool)
     {
         const json_t *name = json_object_get(function_of(tool), "name");
-        if (!aff__json_is_text(name) || !json_string_length(name) || strlen(json_string_value(name)) != json_string_length(name)) continue;
+        if (!aff__json_is_text(name) || !json_string_length(name) ||
+            strlen(json_string_value(name)) != json_string_length(name))
+            continue;
         if (r->only && strcmp(r->only, json_string_value(name)) != 0) continue;
         calls = g_or(b, calls, invoke(c, r, t, tool, json_string_value(name), after));
     }
@@ -112,8 +133,9 @@ static uint32_t block(compiler *c, const aff_grammar_request *r, const tags *t)
 
 /* ---- free text ---- */
 
-/* Text that goes on until one of the two strings, each with '<' at its beginning and nowhere else, has come; then at their
- * targets. The marker counts as itself and spelled. `at_end`: what else may come at any place, G_OPEN or G_FAIL. */
+/* Text that goes on until one of the two strings, each with '<' at its beginning and nowhere else, has come; then at
+ * their targets. The marker counts as itself and spelled. `at_end`: what else may come at any place, G_OPEN or G_FAIL.
+ */
 typedef struct stop_string {
     const char *s;
     uint32_t to;
@@ -141,9 +163,11 @@ static uint32_t free_text(g_builder *b, const stop_string *stop, int n_stop, uin
         for (int k = 1; k < n; k++)
             if (length[k] == 1) to['<'] = place[k];
         for (int k = 0; k < n; k++)
-            if (length[k] == length[j] + 1 && memcmp(text[k], text[j], (size_t)length[j]) == 0) to[(uint8_t)text[k][length[j]]] = place[k];
+            if (length[k] == length[j] + 1 && memcmp(text[k], text[j], (size_t)length[j]) == 0)
+                to[(uint8_t)text[k][length[j]]] = place[k];
         for (int i = 0; i < n_stop; i++)
-            if ((int)strlen(stop[i].s) == length[j] + 1 && memcmp(stop[i].s, text[j], (size_t)length[j]) == 0) to[(uint8_t)stop[i].s[length[j]]] = stop[i].to;
+            if ((int)strlen(stop[i].s) == length[j] + 1 && memcmp(stop[i].s, text[j], (size_t)length[j]) == 0)
+                to[(uint8_t)stop[i].s[length[j]]] = stop[i].to;
         for (int c = 0; c < 256; c++) {
             uint64_t set[4] = {0};
             bool before = false;
@@ -152,7 +176,8 @@ static uint32_t free_text(g_builder *b, const stop_string *stop, int n_stop, uin
             for (int k = c; k < 256; k++)
                 if (to[k] == to[c]) g_set_add(set, (uint8_t)k);
             const uint32_t arm = g_set(b, set, to[c]);
-            if (b->status == AFF_OK && arm != G_FAIL) b->g->ins[arm].kind = j == 0 && to[c] == place[0] ? G_LOOSE : G_FREE;
+            if (b->status == AFF_OK && arm != G_FAIL)
+                b->g->ins[arm].kind = j == 0 && to[c] == place[0] ? G_LOOSE : G_FREE;
             at = g_or(b, at, arm);
         }
         g_define(b, place[j], at);
@@ -190,7 +215,8 @@ aff_status aff__grammar_compile(aff_grammar **out, const aff_vocab *v, const aff
     uint32_t inside, answer;
     *out = NULL;
     aff_status s = g_begin(&c.b, v, err);
-    if (s == AFF_OK && (!(c.s.made = json_array()) || !(c.empty = json_pack("{s:s,s:b}", "type", "object", "additionalProperties", 0))))
+    if (s == AFF_OK && (!(c.s.made = json_array()) ||
+                        !(c.empty = json_pack("{s:s,s:b}", "type", "object", "additionalProperties", 0))))
         s = aff__fail(err, AFF_E_NOMEM, "grammar: out of memory");
     if (s == AFF_OK) {
         c.s.b = &c.b;
@@ -215,4 +241,7 @@ aff_status aff__grammar_compile(aff_grammar **out, const aff_vocab *v, const aff
     return s;
 }
 
-int aff__grammar_vocab(const aff_grammar *g) { return g->vocab->n; }
+int aff__grammar_vocab(const aff_grammar *g)
+{
+    return g->vocab->n;
+}

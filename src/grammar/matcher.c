@@ -1,9 +1,9 @@
 /* matcher.c - the automaton of a grammar, made deterministic as far as texts go.
  *
- * A node is a place in the program, the count of its frame and the frame to return to; nodes are unique, so frames form a tree
- * that all stacks share. A state is a set of nodes that read a byte (or may end), unique too: what a state does with a class of
- * bytes is found out once. The mask of a state is a walk over the vocabulary's trie; within running text the tokens that are
- * nothing but characters are known beforehand, so that only the others are walked. */
+ * A node is a place in the program, the count of its frame and the frame to return to; nodes are unique, so frames form
+ * a tree that all stacks share. A state is a set of nodes that read a byte (or may end), unique too: what a state does
+ * with a class of bytes is found out once. The mask of a state is a walk over the vocabulary's trie; within running
+ * text the tokens that are nothing but characters are known beforehand, so that only the others are walked. */
 #include "grammar/program.h"
 #include "base/mem.h"
 #include "base/rng.h"
@@ -11,14 +11,14 @@
 #include <string.h>
 
 enum {
-    MOST_DEPTH = 192,       /* frames; an object or array takes one or two */
-    MOST_NODES = 1 << 22,   /* within one pass */
+    MOST_DEPTH = 192,     /* frames; an object or array takes one or two */
+    MOST_NODES = 1 << 22, /* within one pass */
     MOST_STATES = 1 << 17,
     MOST_CELLS = 1 << 24,   /* transitions */
     MOST_MEMBERS = 1 << 22, /* of sets */
     KEEP_STATES = 1 << 14,  /* and more are forgotten after a pass */
     KEEP_CELLS = 1 << 20,
-    MASKS = 48,             /* kept */
+    MASKS = 48, /* kept */
     UNKNOWN = 0xFFFFFFFF
 };
 
@@ -28,7 +28,7 @@ typedef struct node {
 } node;
 
 typedef struct state {
-    uint32_t first, n; /* nodes in `member` */
+    uint32_t first, n;  /* nodes in `member` */
     uint32_t need, row; /* row: in `cell`, UNKNOWN: none yet */
     bool complete;
     uint8_t free; /* G_FREE, G_LOOSE; 0: none of it is free text */
@@ -65,14 +65,18 @@ struct aff_matcher {
     aff_error err;
 };
 
-static void fail(aff_matcher *m, aff_status s) { m->status = m->status == AFF_OK ? s : m->status; }
+static void fail(aff_matcher *m, aff_status s)
+{
+    m->status = m->status == AFF_OK ? s : m->status;
+}
 
 static bool room(aff_matcher *m, void *array, uint32_t n, uint32_t more, uint32_t *cap, size_t size, uint32_t most)
 {
     if (m->status != AFF_OK) return false;
     if (n + more <= *cap) return true;
     if (n + more > most) {
-        fail(m, aff__fail(&m->err, AFF_E_LIMIT, "the form of the answer is too complex for this text: make its schema simpler"));
+        fail(m, aff__fail(&m->err, AFF_E_LIMIT,
+                          "the form of the answer is too complex for this text: make its schema simpler"));
         return false;
     }
     uint32_t c = *cap ? *cap * 2 : 1024;
@@ -130,7 +134,8 @@ static uint32_t node_of(aff_matcher *m, uint32_t pc, uint32_t count, uint32_t pa
 static void push(aff_matcher *m, uint32_t pc, uint32_t count, uint32_t parent)
 {
     if (m->g->cost[pc] == G_INF || m->node[parent].depth + m->g->height[pc] >= MOST_DEPTH) return;
-    if (room(m, &m->todo, m->n_todo, 1, &m->cap_todo, sizeof *m->todo, MOST_NODES)) m->todo[m->n_todo++] = (node){.pc = pc, .count = count, .parent = parent};
+    if (room(m, &m->todo, m->n_todo, 1, &m->cap_todo, sizeof *m->todo, MOST_NODES))
+        m->todo[m->n_todo++] = (node){.pc = pc, .count = count, .parent = parent};
 }
 
 /* The frame that a call returns to; a call at the end of a rule returns where that does. */
@@ -163,7 +168,9 @@ static void expand(aff_matcher *m, node x)
         return;
     case OP_LOOP:
         if (x.count >= i->min) push(m, i->next, 0, x.parent);
-        if (x.count < i->max) push(m, m->g->rule[i->a].start, 0, node_of(m, x.pc, i->max == G_INF && x.count >= i->min ? x.count : x.count + 1, x.parent));
+        if (x.count < i->max)
+            push(m, m->g->rule[i->a].start, 0,
+                 node_of(m, x.pc, i->max == G_INF && x.count >= i->min ? x.count : x.count + 1, x.parent));
         return;
     case OP_TEXT:
         if (x.count >= i->min) push(m, i->next, 0, x.parent);
@@ -234,9 +241,11 @@ static aff_match state_of(aff_matcher *m)
         if (!table_grow(m, &m->states)) return 0;
         for (uint32_t i = 1; i < m->n_state; i++) put_state(m, i);
     }
-    for (uint32_t at = hash_set(m->set, m->n_set) & m->states.mask; m->states.slot[at]; at = (at + 1) & m->states.mask) {
+    for (uint32_t at = hash_set(m->set, m->n_set) & m->states.mask; m->states.slot[at];
+         at = (at + 1) & m->states.mask) {
         const state *s = &m->state[m->states.slot[at] - 1];
-        if (s->n == m->n_set && memcmp(m->member + s->first, m->set, m->n_set * sizeof *m->set) == 0) return m->states.slot[at] - 1;
+        if (s->n == m->n_set && memcmp(m->member + s->first, m->set, m->n_set * sizeof *m->set) == 0)
+            return m->states.slot[at] - 1;
     }
     if (!room(m, &m->state, m->n_state, 1, &m->cap_state, sizeof *m->state, MOST_STATES) ||
         !room(m, &m->member, m->n_member, m->n_set, &m->cap_member, sizeof *m->member, MOST_MEMBERS))
@@ -299,14 +308,23 @@ aff_match aff__matcher_step(aff_matcher *m, aff_match s, int32_t id)
     return s;
 }
 
-aff_match aff__matcher_start(const aff_matcher *m) { return m->start; }
-bool aff__matcher_complete(const aff_matcher *m, aff_match s) { return m->state[s].complete; }
-uint32_t aff__matcher_need(const aff_matcher *m, aff_match s) { return m->state[s].need; }
+aff_match aff__matcher_start(const aff_matcher *m)
+{
+    return m->start;
+}
+bool aff__matcher_complete(const aff_matcher *m, aff_match s)
+{
+    return m->state[s].complete;
+}
+uint32_t aff__matcher_need(const aff_matcher *m, aff_match s)
+{
+    return m->state[s].need;
+}
 
 /* ---- masks ---- */
 
 typedef struct walk {
-    uint32_t bound;  /* tokens after which more is needed are left out */
+    uint32_t bound;       /* tokens after which more is needed are left out */
     uint32_t most, least; /* need after the tokens that are in; and after those that are not */
 } walk;
 
@@ -338,9 +356,13 @@ static void walk_trie(aff_matcher *m, const aff_trie *t, aff_match from, walk *w
     }
 }
 
-static bool is_text(const aff_matcher *m, uint32_t id) { return m->g->ins[m->node[id].pc].op == OP_TEXT; }
+static bool is_text(const aff_matcher *m, uint32_t id)
+{
+    return m->g->ins[m->node[id].pc].op == OP_TEXT;
+}
 
-/* Running text from node x: characters, and what is left of the vocabulary from the state of that node and of what may follow. */
+/* Running text from node x: characters, and what is left of the vocabulary from the state of that node and of what may
+ * follow. */
 static void mask_text(aff_matcher *m, uint32_t id, walk *w)
 {
     const node x = m->node[id];
@@ -417,7 +439,8 @@ aff_status aff__matcher_mask(aff_matcher *m, aff_match s, int64_t left, const ui
         k = oldest(m);
         k->used = 0;
         mask_state(m, s, &w);
-        if (m->status == AFF_OK && !k->words) fail(m, aff__calloc(&k->words, (uint64_t)m->g->vocab->words, sizeof *k->words, "token mask", &m->err));
+        if (m->status == AFF_OK && !k->words)
+            fail(m, aff__calloc(&k->words, (uint64_t)m->g->vocab->words, sizeof *k->words, "token mask", &m->err));
         if (m->status != AFF_OK) return aff__fail(err, m->status, "%s", m->err.msg);
         memcpy(k->words, m->work, bytes);
         k->state = s;

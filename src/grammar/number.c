@@ -38,7 +38,8 @@ static bool from_text(dec *d, const char *s)
     }
     if (point - first > DEC_DIGITS || n - point > DEC_DIGITS) return false;
     for (int i = first; i < point; i++) d->digit[d->n++] = i < n ? digit[i] : '0';
-    for (int i = point < first ? point : first > point ? first : point; i < n; i++) d->frac[d->n_frac++] = i < first ? '0' : digit[i];
+    for (int i = point < first ? point : first > point ? first : point; i < n; i++)
+        d->frac[d->n_frac++] = i < first ? '0' : digit[i];
     return true;
 }
 
@@ -92,22 +93,31 @@ typedef struct range {
     bool known[MOST_FRAC + 2][2][2];
 } range;
 
-static int digit_of(const char *s, int n, int k) { return k < n ? s[k] - '0' : 0; }
+static int digit_of(const char *s, int n, int k)
+{
+    return k < n ? s[k] - '0' : 0;
+}
 
 /* After k digits of the fraction; `tl`, `th`: the digits so far are those of low, of high. */
 static uint32_t fraction(range *r, int k, bool tl, bool th)
 {
     uint32_t at = G_FAIL;
     if (r->known[k][tl][th]) return r->part[k][tl][th];
-    const bool above = !tl || (k >= r->low.n_frac && !r->low.exclusive), below = !th || k < r->high.n_frac || !r->high.exclusive;
+    const bool above = !tl || (k >= r->low.n_frac && !r->low.exclusive),
+               below = !th || k < r->high.n_frac || !r->high.exclusive;
     if (k && above && below) at = r->next;
-    const int lo = tl ? digit_of(r->low.frac, r->low.n_frac, k) : 0, hi = th ? digit_of(r->high.frac, r->high.n_frac, k) : 9;
+    const int lo = tl ? digit_of(r->low.frac, r->low.n_frac, k) : 0,
+              hi = th ? digit_of(r->high.frac, r->high.n_frac, k) : 9;
     if (k < r->frac && !tl && !th) {
         at = k ? g_digits(r->b, 0, (uint32_t)(r->frac - k), r->next) : g_digits(r->b, 1, (uint32_t)r->frac, r->next);
     } else if (k < r->frac && lo <= hi) {
-        at = g_or(r->b, at, g_range(r->b, (uint8_t)('0' + lo), (uint8_t)('0' + lo), fraction(r, k + 1, tl, th && lo == hi)));
-        if (hi > lo + 1) at = g_or(r->b, at, g_range(r->b, (uint8_t)('1' + lo), (uint8_t)('0' + hi - 1), fraction(r, k + 1, false, false)));
-        if (hi > lo) at = g_or(r->b, at, g_range(r->b, (uint8_t)('0' + hi), (uint8_t)('0' + hi), fraction(r, k + 1, false, th)));
+        at = g_or(r->b, at,
+                  g_range(r->b, (uint8_t)('0' + lo), (uint8_t)('0' + lo), fraction(r, k + 1, tl, th && lo == hi)));
+        if (hi > lo + 1)
+            at = g_or(r->b, at,
+                      g_range(r->b, (uint8_t)('1' + lo), (uint8_t)('0' + hi - 1), fraction(r, k + 1, false, false)));
+        if (hi > lo)
+            at = g_or(r->b, at, g_range(r->b, (uint8_t)('0' + hi), (uint8_t)('0' + hi), fraction(r, k + 1, false, th)));
     }
     r->known[k][tl][th] = true;
     return r->part[k][tl][th] = at;
@@ -116,7 +126,8 @@ static uint32_t fraction(range *r, int k, bool tl, bool th)
 /* After the last digit before the point. */
 static uint32_t whole(range *r, bool tl, bool th)
 {
-    const bool above = !tl || (!r->low.n_frac && !r->low.exclusive), below = !th || r->high.n_frac || !r->high.exclusive;
+    const bool above = !tl || (!r->low.n_frac && !r->low.exclusive),
+               below = !th || r->high.n_frac || !r->high.exclusive;
     const uint32_t at = above && below ? r->next : G_FAIL;
     return r->integer ? at : g_or(r->b, at, g_text(r->b, ".", fraction(r, 0, tl, th)));
 }
@@ -138,8 +149,11 @@ static uint32_t digits(range *r, int k, int n, bool tl, bool th)
     if (lo < least) lo = least;
     if (lo > hi) return G_FAIL;
     at = g_range(r->b, (uint8_t)('0' + lo), (uint8_t)('0' + lo), digits(r, k + 1, n, tight_low, th && lo == hi));
-    if (hi > lo + 1) at = g_or(r->b, at, g_range(r->b, (uint8_t)('1' + lo), (uint8_t)('0' + hi - 1), digits(r, k + 1, n, false, false)));
-    if (hi > lo) at = g_or(r->b, at, g_range(r->b, (uint8_t)('0' + hi), (uint8_t)('0' + hi), digits(r, k + 1, n, false, th)));
+    if (hi > lo + 1)
+        at = g_or(r->b, at,
+                  g_range(r->b, (uint8_t)('1' + lo), (uint8_t)('0' + hi - 1), digits(r, k + 1, n, false, false)));
+    if (hi > lo)
+        at = g_or(r->b, at, g_range(r->b, (uint8_t)('0' + hi), (uint8_t)('0' + hi), digits(r, k + 1, n, false, th)));
     return at;
 }
 
@@ -157,7 +171,8 @@ static uint32_t sizes(g_builder *b, const dec *low, const dec *high, bool intege
     if (to > from && high->given) at = g_or(b, at, digits(&r, 0, to, false, true));
     const int last = high->given ? to - 1 : to;
     if (last > from) /* lengths between */
-        at = g_or(b, at, g_range(b, '1', '9', g_digits(b, (uint32_t)from, (uint32_t)last - 1, whole(&r, false, false))));
+        at =
+            g_or(b, at, g_range(b, '1', '9', g_digits(b, (uint32_t)from, (uint32_t)last - 1, whole(&r, false, false))));
     return at;
 }
 
@@ -202,14 +217,16 @@ static void to_integer(dec *d, int direction)
 uint32_t number_range(g_builder *b, const dec *low, const dec *high, bool integer, uint32_t next)
 {
     dec lo = *low, hi = *high;
-    const dec none = {0}, zero = {.given = true}, beyond = {.given = true, .exclusive = true}, one = {.given = true, .n = 1, .digit = "1"};
+    const dec none = {0}, zero = {.given = true}, beyond = {.given = true, .exclusive = true},
+              one = {.given = true, .n = 1, .digit = "1"};
     uint32_t at = G_FAIL;
     if (integer) {
         to_integer(&lo, 1);
         to_integer(&hi, -1);
     }
     if (lo.given && hi.given && dec_compare(&lo, &hi) > 0) return G_FAIL;
-    if (!hi.given || !hi.negative) at = sizes(b, lo.given && !lo.negative ? &lo : &zero, hi.given ? &hi : &none, integer, next);
+    if (!hi.given || !hi.negative)
+        at = sizes(b, lo.given && !lo.negative ? &lo : &zero, hi.given ? &hi : &none, integer, next);
     if (!lo.given || lo.negative) {
         dec a = hi.given && hi.negative ? hi : integer ? one : beyond, z = lo.given ? lo : none;
         at = g_or(b, at, g_text(b, "-", sizes(b, &a, &z, integer, next)));

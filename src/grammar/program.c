@@ -21,7 +21,10 @@ uint32_t g_fail(g_builder *b, aff_status s, const char *fmt, ...)
     return G_FAIL;
 }
 
-static uint32_t too_large(g_builder *b) { return g_fail(b, AFF_E_INVALID, "the schema is too large: make it smaller or less deep"); }
+static uint32_t too_large(g_builder *b)
+{
+    return g_fail(b, AFF_E_INVALID, "the schema is too large: make it smaller or less deep");
+}
 
 uint32_t g_emit(g_builder *b, g_instr i)
 {
@@ -45,7 +48,8 @@ uint32_t g_set(g_builder *b, const uint64_t set[4], uint32_t next)
     uint64_t h = 0;
     for (int i = 0; i < 4; i++) h = aff__mix64(h ^ set[i]) + 0x9E3779B97F4A7C15u;
     uint32_t at = (uint32_t)h & (SLOTS - 1);
-    while (g->set_slot[at] && memcmp(g->set[g->set_slot[at] - 1], set, sizeof g->set[0]) != 0) at = (at + 1) & (SLOTS - 1);
+    while (g->set_slot[at] && memcmp(g->set[g->set_slot[at] - 1], set, sizeof g->set[0]) != 0)
+        at = (at + 1) & (SLOTS - 1);
     if (!g->set_slot[at]) {
         if (g->n_set == MOST_SETS) return too_large(b);
         if (g->n_set == g->cap_set) {
@@ -73,7 +77,10 @@ uint32_t g_literal(g_builder *b, const char *s, size_t n, uint32_t next)
     return next;
 }
 
-uint32_t g_text(g_builder *b, const char *s, uint32_t next) { return g_literal(b, s, strlen(s), next); }
+uint32_t g_text(g_builder *b, const char *s, uint32_t next)
+{
+    return g_literal(b, s, strlen(s), next);
+}
 
 uint32_t g_or(g_builder *b, uint32_t x, uint32_t y)
 {
@@ -98,7 +105,10 @@ uint32_t g_chars(g_builder *b, aff_text_kind kind, uint32_t min, uint32_t max, u
     return g_emit(b, (g_instr){.op = OP_TEXT, .kind = (uint8_t)kind, .a = side, .min = min, .max = max, .next = next});
 }
 
-uint32_t g_hub(g_builder *b) { return g_emit(b, (g_instr){.op = OP_SPLIT, .a = G_FAIL, .next = G_FAIL}); }
+uint32_t g_hub(g_builder *b)
+{
+    return g_emit(b, (g_instr){.op = OP_SPLIT, .a = G_FAIL, .next = G_FAIL});
+}
 
 void g_define(g_builder *b, uint32_t hub, uint32_t target)
 {
@@ -125,8 +135,14 @@ uint32_t g_rule_new(g_builder *b)
 
 /* ---- common pieces ---- */
 
-uint32_t g_digits(g_builder *b, uint32_t min, uint32_t max, uint32_t next) { return g_loop(b, b->digit, min, max, next); }
-uint32_t g_ws(g_builder *b, uint32_t next) { return g_or(b, next, g_call(b, b->ws, next)); }
+uint32_t g_digits(g_builder *b, uint32_t min, uint32_t max, uint32_t next)
+{
+    return g_loop(b, b->digit, min, max, next);
+}
+uint32_t g_ws(g_builder *b, uint32_t next)
+{
+    return g_or(b, next, g_call(b, b->ws, next));
+}
 
 /* Bytes lo[0..n) to hi[0..n), the same length of UTF-8. */
 static uint32_t utf8_span(g_builder *b, const uint8_t *lo, const uint8_t *hi, int n, uint32_t next)
@@ -135,7 +151,9 @@ static uint32_t utf8_span(g_builder *b, const uint8_t *lo, const uint8_t *hi, in
     if (n == 1) return g_range(b, lo[0], hi[0], next);
     if (lo[0] == hi[0]) return g_range(b, lo[0], lo[0], utf8_span(b, lo + 1, hi + 1, n - 1, next));
     uint32_t at = g_range(b, lo[0], lo[0], utf8_span(b, lo + 1, most, n - 1, next));
-    if (lo[0] + 1 < hi[0]) at = g_or(b, at, g_range(b, (uint8_t)(lo[0] + 1), (uint8_t)(hi[0] - 1), utf8_span(b, least, most, n - 1, next)));
+    if (lo[0] + 1 < hi[0])
+        at =
+            g_or(b, at, g_range(b, (uint8_t)(lo[0] + 1), (uint8_t)(hi[0] - 1), utf8_span(b, least, most, n - 1, next)));
     return g_or(b, at, g_range(b, hi[0], hi[0], utf8_span(b, least, hi + 1, n - 1, next)));
 }
 
@@ -188,9 +206,11 @@ static uint32_t escape(g_builder *b)
     const uint32_t h1 = hex(b, HEX, G_RET), h2 = hex(b, HEX, h1), h3 = hex(b, HEX, h2);
     const uint32_t low = g_text(b, "\\u", hex(b, "dD", hex(b, "cdefCDEF", h2)));
     uint32_t four = hex(b, "123456789abcefABCEF", h3);
-    four = g_or(b, four, hex(b, "dD", g_or(b, hex(b, "01234567", h2), hex(b, "89abAB", hex(b, HEX, hex(b, HEX, low))))));
+    four =
+        g_or(b, four, hex(b, "dD", g_or(b, hex(b, "01234567", h2), hex(b, "89abAB", hex(b, HEX, hex(b, HEX, low))))));
     const char *nonzero = "123456789abcdefABCDEF";
-    const uint32_t zeros = g_or(b, hex(b, nonzero, h2), hex(b, "0", g_or(b, hex(b, nonzero, h1), hex(b, "0", hex(b, nonzero, G_RET)))));
+    const uint32_t zeros =
+        g_or(b, hex(b, nonzero, h2), hex(b, "0", g_or(b, hex(b, nonzero, h1), hex(b, "0", hex(b, nonzero, G_RET)))));
     four = g_or(b, four, hex(b, "0", zeros));
     return g_or(b, hex(b, "\"\\/bfnrt", G_RET), hex(b, "u", four));
 }
@@ -198,8 +218,8 @@ static uint32_t escape(g_builder *b)
 static void fill_text(g_builder *b)
 {
     const uint32_t c1 = g_range(b, 0x80, 0xBF, G_RET), c2 = g_range(b, 0x80, 0xBF, c1), c3 = g_range(b, 0x80, 0xBF, c2);
-    const uint32_t e0 = g_range(b, 0xA0, 0xBF, c1), ed = g_range(b, 0x80, 0x9F, c1), f0 = g_range(b, 0x90, 0xBF, c2), f4 = g_range(b, 0x80, 0x8F, c2),
-                   esc = escape(b);
+    const uint32_t e0 = g_range(b, 0xA0, 0xBF, c1), ed = g_range(b, 0x80, 0x9F, c1), f0 = g_range(b, 0x90, 0xBF, c2),
+                   f4 = g_range(b, 0x80, 0x8F, c2), esc = escape(b);
     for (int k = 0; k < AFF_TEXT_KINDS && b->status == AFF_OK; k++)
         for (unsigned c = 0; c < 256; c++) {
             uint32_t to = G_TEXT_STOP;
@@ -212,7 +232,8 @@ static void fill_text(g_builder *b)
         }
 }
 
-/* The text before may have ended in '<': another '<', a '/' or any character but the marker's bar follows, or the end. */
+/* The text before may have ended in '<': another '<', a '/' or any character but the marker's bar follows, or the end.
+ */
 uint32_t g_raw_text(g_builder *b, uint32_t min, uint32_t max, uint32_t next)
 {
     const bool counted = min > 0 || max != G_INF;

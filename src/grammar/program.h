@@ -1,8 +1,8 @@
 /* program.h - a grammar as instructions of a pushdown automaton over bytes, and the builder that writes them.
  *
- * Fragments are built from the end: a function gets the place to go on at (`next`) and returns the place to enter. Rules are
- * called and return; what a rule has counted (LOOP, TEXT) is kept in its frame. Every rule begins by reading a byte, so that
- * calls cannot go round without reading. */
+ * Fragments are built from the end: a function gets the place to go on at (`next`) and returns the place to enter.
+ * Rules are called and return; what a rule has counted (LOOP, TEXT) is kept in its frame. Every rule begins by reading
+ * a byte, so that calls cannot go round without reading. */
 #ifndef AFF_GRAMMAR_PROGRAM_H
 #define AFF_GRAMMAR_PROGRAM_H
 #include "grammar/grammar.h"
@@ -25,7 +25,8 @@ typedef enum g_op {
     OP_SPLIT, /* a or next */
     OP_CALL,  /* rule `a`, then next */
     OP_LOOP,  /* rule `a` min to max times, then next */
-    OP_TEXT,  /* min to max characters of running text, then next; or `a` (unless G_FAIL), which returns here with the count kept */
+    OP_TEXT,  /* min to max characters of running text, then next; or `a` (unless G_FAIL), which returns here with the
+                 count kept */
     OP_TICK,  /* count one more, up to max */
     OP_LEAST  /* go on only if the count has reached min; forget it */
 } g_op;
@@ -51,7 +52,8 @@ struct aff_grammar {
     g_rule *rule;
     uint32_t n_rule, cap_rule;
     uint32_t *cost, *height; /* [n], from a place with count 0 to the end of its rule */
-    /* What a byte class does in running text: the place of a rule that reads the rest of a character, or one of these. */
+    /* What a byte class does in running text: the place of a rule that reads the rest of a character, or one of these.
+     */
     uint32_t text[AFF_TEXT_KINDS][256];
     uint8_t class_of[256];
     int n_class;
@@ -79,11 +81,11 @@ uint32_t g_set(g_builder *b, const uint64_t set[4], uint32_t next);
 uint32_t g_range(g_builder *b, uint8_t lo, uint8_t hi, uint32_t next);
 uint32_t g_literal(g_builder *b, const char *s, size_t n, uint32_t next);
 uint32_t g_text(g_builder *b, const char *s, uint32_t next); /* a literal, NUL-terminated */
-uint32_t g_or(g_builder *b, uint32_t x, uint32_t y); /* G_FAIL is neutral */
+uint32_t g_or(g_builder *b, uint32_t x, uint32_t y);         /* G_FAIL is neutral */
 uint32_t g_call(g_builder *b, uint32_t rule, uint32_t next);
 uint32_t g_loop(g_builder *b, uint32_t rule, uint32_t min, uint32_t max, uint32_t next);
 uint32_t g_chars(g_builder *b, aff_text_kind kind, uint32_t min, uint32_t max, uint32_t side, uint32_t next);
-uint32_t g_hub(g_builder *b);                               /* a place to be defined later, for cycles */
+uint32_t g_hub(g_builder *b); /* a place to be defined later, for cycles */
 void g_define(g_builder *b, uint32_t hub, uint32_t target);
 uint32_t g_rule_new(g_builder *b);
 uint32_t g_ws(g_builder *b, uint32_t next); /* optional white space */
@@ -99,7 +101,16 @@ aff_status g_finish(g_builder *b, uint32_t root);
 /* Tokens that are enough from a place with this count to the end of its rule. */
 uint32_t g_cost(const aff_grammar *g, uint32_t pc, uint32_t count);
 
-static inline void g_set_add(uint64_t set[4], uint8_t c) { set[c >> 6] |= 1ull << (c & 63); }
-static inline bool g_set_has(const uint64_t set[4], uint8_t c) { return set[c >> 6] >> (c & 63) & 1; }
-static inline uint32_t g_sum(uint32_t a, uint32_t b) { return a > G_INF - b ? G_INF : a + b; }
+static inline void g_set_add(uint64_t set[4], uint8_t c)
+{
+    set[c >> 6] |= 1ull << (c & 63);
+}
+static inline bool g_set_has(const uint64_t set[4], uint8_t c)
+{
+    return set[c >> 6] >> (c & 63) & 1;
+}
+static inline uint32_t g_sum(uint32_t a, uint32_t b)
+{
+    return a > G_INF - b ? G_INF : a + b;
+}
 #endif

@@ -34,7 +34,9 @@ static bool find(const json_t *at, const json_t *what, char *path, size_t n, siz
     }
     json_array_foreach(at, i, v)
     {
-        if (n + 12 < cap && (json_is_object(v) || json_is_array(v)) && find(v, what, path, n + (size_t)snprintf(path + n, cap - n, "/%zu", i), cap)) return true;
+        if (n + 12 < cap && (json_is_object(v) || json_is_array(v)) &&
+            find(v, what, path, n + (size_t)snprintf(path + n, cap - n, "/%zu", i), cap))
+            return true;
     }
     path[n] = 0;
     return false;
@@ -71,7 +73,8 @@ static void append(schema_set *s, flat_list *l, const flat *f)
 {
     if (s->b->status != AFF_OK) return;
     if (l->n == MOST_ALTERNATIVES) {
-        g_fail(s->b, AFF_E_INVALID, "%s: more than %d alternatives in one place: make the schema simpler", s->name, MOST_ALTERNATIVES);
+        g_fail(s->b, AFF_E_INVALID, "%s: more than %d alternatives in one place: make the schema simpler", s->name,
+               MOST_ALTERNATIVES);
         return;
     }
     s->b->status = aff__realloc(&l->f, l->n + 1, sizeof *l->f, "schema", s->b->err);
@@ -128,7 +131,8 @@ static void merge_arrays(schema_set *s, flat *o, const flat *a, const flat *b)
     const size_t na = json_array_size(a->prefix), nb = json_array_size(b->prefix), n = na > nb ? na : nb;
     if (n) o->prefix = keep(s, json_array());
     for (size_t i = 0; i < n; i++) {
-        json_t *v = both(s, i < na ? json_array_get(a->prefix, i) : a->items, i < nb ? json_array_get(b->prefix, i) : b->items);
+        json_t *v =
+            both(s, i < na ? json_array_get(a->prefix, i) : a->items, i < nb ? json_array_get(b->prefix, i) : b->items);
         json_array_append(o->prefix, v ? v : json_true());
     }
     o->items = both(s, a->items, b->items);
@@ -169,8 +173,9 @@ static bool merge(schema_set *s, const json_t *schema, const flat *a, const flat
     if (b->max_length < o->max_length) o->max_length = b->max_length;
     const bool text_a = a->pattern || a->format, text_b = b->pattern || b->format;
     if (text_b && (o->types & T_STRING)) {
-        const bool same = text_a && (!a->pattern || (b->pattern && strcmp(a->pattern, b->pattern) == 0)) && (a->pattern != NULL) == (b->pattern != NULL) &&
-                          (a->format != NULL) == (b->format != NULL) && (!a->format || strcmp(a->format, b->format) == 0);
+        const bool same = text_a && (!a->pattern || (b->pattern && strcmp(a->pattern, b->pattern) == 0)) &&
+                          (a->pattern != NULL) == (b->pattern != NULL) && (a->format != NULL) == (b->format != NULL) &&
+                          (!a->format || strcmp(a->format, b->format) == 0);
         if (text_a && !same) {
             schema_bad(s, schema, "pattern", "two patterns or formats for one string cannot be followed at once");
             return false;
@@ -218,7 +223,9 @@ static void take_type(schema_set *s, const json_t *schema, const json_t *v, flat
     for (size_t i = 0; i < n; i++) {
         const json_t *t = json_is_array(v) ? json_array_get(v, i) : v;
         const unsigned one = aff__json_is_text(t) ? type_bits(json_string_value(t)) : 0;
-        if (!one) schema_bad(s, schema, "type", "expected null, boolean, integer, number, string, array, object or a list of them");
+        if (!one)
+            schema_bad(s, schema, "type",
+                       "expected null, boolean, integer, number, string, array, object or a list of them");
         bits |= one;
     }
     f->types &= bits;
@@ -250,7 +257,10 @@ static void take_bound(schema_set *s, const json_t *schema, const char *key, con
     tighten(to, &d, direction);
 }
 
-static bool is_schema(const json_t *v) { return json_is_object(v) || json_is_boolean(v); }
+static bool is_schema(const json_t *v)
+{
+    return json_is_object(v) || json_is_boolean(v);
+}
 
 static json_t *take_schema(schema_set *s, const json_t *schema, const char *key, json_t *v)
 {
@@ -267,7 +277,8 @@ static void take_properties(schema_set *s, const json_t *schema, json_t *v, flat
         schema_bad(s, schema, "properties", "expected an object");
         return;
     }
-    if (json_object_size(v) > MOST_PROPERTIES) schema_bad(s, schema, "properties", "expected at most %d, got %zu", MOST_PROPERTIES, json_object_size(v));
+    if (json_object_size(v) > MOST_PROPERTIES)
+        schema_bad(s, schema, "properties", "expected at most %d, got %zu", MOST_PROPERTIES, json_object_size(v));
     json_object_foreach(v, key, p)
     {
         if (!is_schema(p)) schema_bad(s, v, key, "expected a schema (an object, true or false)");
@@ -281,7 +292,8 @@ static void take_required(schema_set *s, const json_t *schema, const json_t *v, 
     size_t i;
     f->required = keep(s, json_object());
     if (!json_is_array(v) || json_array_size(v) > MOST_PROPERTIES) {
-        if (!json_is_boolean(v)) schema_bad(s, schema, "required", "expected an array of at most %d names", MOST_PROPERTIES);
+        if (!json_is_boolean(v))
+            schema_bad(s, schema, "required", "expected an array of at most %d names", MOST_PROPERTIES);
         return; /* draft 3 had true or false on the property itself */
     }
     json_array_foreach(v, i, name)
@@ -301,7 +313,8 @@ static void take_items(schema_set *s, const json_t *schema, const char *key, jso
         f->items = take_schema(s, schema, key, v);
         return;
     }
-    if (json_array_size(v) > MOST_PREFIX) schema_bad(s, schema, key, "expected at most %d schemas, got %zu", MOST_PREFIX, json_array_size(v));
+    if (json_array_size(v) > MOST_PREFIX)
+        schema_bad(s, schema, key, "expected at most %d schemas, got %zu", MOST_PREFIX, json_array_size(v));
     json_array_foreach(v, i, one) take_schema(s, schema, key, one);
     f->prefix = v;
 }
@@ -317,7 +330,10 @@ static void take_format(schema_set *s, const json_t *schema, const json_t *v, fl
     if (pattern && *pattern) f->format = pattern;
 }
 
-static bool is_one(const json_t *v) { return json_is_number(v) && json_number_value(v) == 1; }
+static bool is_one(const json_t *v)
+{
+    return json_is_number(v) && json_number_value(v) == 1;
+}
 
 /* Keywords that may stand there as long as they say nothing. */
 static bool says_nothing(const json_t *schema, const char *key, const json_t *v)
@@ -329,7 +345,8 @@ static bool says_nothing(const json_t *schema, const char *key, const json_t *v)
     if (strcmp(key, "unevaluatedProperties") == 0 || strcmp(key, "unevaluatedItems") == 0) return json_is_true(v);
     if (strcmp(key, "propertyNames") == 0) return json_is_true(v) || (json_is_object(v) && json_object_size(v) == 0);
     if (strcmp(key, "minProperties") == 0)
-        return json_is_integer(v) && json_integer_value(v) <= (json_int_t)json_array_size(json_object_get(schema, "required"));
+        return json_is_integer(v) &&
+               json_integer_value(v) <= (json_int_t)json_array_size(json_object_get(schema, "required"));
     if (strcmp(key, "maxProperties") == 0)
         return json_is_integer(v) && json_is_false(json_object_get(schema, "additionalProperties")) &&
                json_integer_value(v) >= (json_int_t)json_object_size(json_object_get(schema, "properties"));
@@ -338,9 +355,11 @@ static bool says_nothing(const json_t *schema, const char *key, const json_t *v)
 
 static bool annotation(const char *key)
 {
-    static const char *const names[] = {"title",       "description",      "default",         "examples",      "example",  "$schema",      "$id",
-                                        "id",          "$comment",         "deprecated",      "readOnly",      "writeOnly", "$defs",       "definitions",
-                                        "discriminator", "contentMediaType", "contentEncoding", "externalDocs", "$anchor", "nullable", "additionalItems"};
+    static const char *const names[] = {
+        "title",   "description", "default",        "examples",         "example",         "$schema",
+        "$id",     "id",          "$comment",       "deprecated",       "readOnly",        "writeOnly",
+        "$defs",   "definitions", "discriminator",  "contentMediaType", "contentEncoding", "externalDocs",
+        "$anchor", "nullable",    "additionalItems"};
     if (strncmp(key, "x-", 2) == 0) return true;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(key, names[i]) == 0) return true;
@@ -376,8 +395,9 @@ static bool take(schema_set *s, const json_t *o, const char *key, json_t *v, fla
     else if (strcmp(key, "maxLength") == 0)
         f->max_length = take_count(s, o, key, v);
     else if (strcmp(key, "pattern") == 0)
-        aff__json_is_text(v) && strlen(json_string_value(v)) == json_string_length(v) ? (void)(f->pattern = json_string_value(v))
-                                                                                    : (void)schema_bad(s, o, key, "expected a string");
+        aff__json_is_text(v) && strlen(json_string_value(v)) == json_string_length(v)
+            ? (void)(f->pattern = json_string_value(v))
+            : (void)schema_bad(s, o, key, "expected a string");
     else if (strcmp(key, "format") == 0)
         take_format(s, o, v, f);
     else if (strcmp(key, "multipleOf") == 0 && is_one(v))
@@ -451,7 +471,8 @@ static bool apart(schema_set *s, const flat *a, const flat *b)
         found = s->b->status == AFF_OK;
         for (size_t i = 0; i < la.n; i++)
             for (size_t k = 0; k < lb.n && found; k++)
-                found = !(la.f[i].types & lb.f[k].types) || (la.f[i].values && lb.f[k].values && apart(s, &la.f[i], &lb.f[k]));
+                found = !(la.f[i].types & lb.f[k].types) ||
+                        (la.f[i].values && lb.f[k].values && apart(s, &la.f[i], &lb.f[k]));
         schema_free(&la);
         schema_free(&lb);
     }
@@ -473,7 +494,8 @@ static void take_any_of(schema_set *s, const json_t *o, const char *key, flat_li
         for (size_t k = 0; exactly_one && k < all.n; k++)
             for (size_t m = 0; m < l.n && s->b->status == AFF_OK; m++)
                 if (!apart(s, &all.f[k], &l.f[m]) && !apart(s, &l.f[m], &all.f[k]))
-                    schema_bad(s, o, key, "one value may fit two of its schemas as far as this server can tell: use anyOf");
+                    schema_bad(s, o, key,
+                               "one value may fit two of its schemas as far as this server can tell: use anyOf");
         for (size_t k = 0; k < l.n; k++) append(s, &all, &l.f[k]);
         schema_free(&l);
     }
@@ -489,12 +511,14 @@ static void take_combinations(schema_set *s, const json_t *o, flat_list *list)
         flat_list l = {0};
         const char *text = aff__json_is_text(ref) ? json_string_value(ref) : "";
         const json_t *to = *text == '#' ? look_up(s->root, text + 1) : NULL;
-        if (!to) schema_bad(s, o, "$ref", "expected a pointer into this schema such as #/$defs/NAME, got '%.80s'", text);
+        if (!to)
+            schema_bad(s, o, "$ref", "expected a pointer into this schema such as #/$defs/NAME, got '%.80s'", text);
         if (to) schema_flatten(s, to, &l);
         cross(s, o, list, &l);
         schema_free(&l);
     }
-    if (all && (!json_is_array(all) || !json_array_size(all))) schema_bad(s, o, "allOf", "expected an array of schemas");
+    if (all && (!json_is_array(all) || !json_array_size(all)))
+        schema_bad(s, o, "allOf", "expected an array of schemas");
     json_array_foreach(all, i, one)
     {
         flat_list l = {0};
@@ -506,7 +530,11 @@ static void take_combinations(schema_set *s, const json_t *o, flat_list *list)
     take_any_of(s, o, "oneOf", list);
 }
 
-static bool combination(const char *key) { return strcmp(key, "$ref") == 0 || strcmp(key, "allOf") == 0 || strcmp(key, "anyOf") == 0 || strcmp(key, "oneOf") == 0; }
+static bool combination(const char *key)
+{
+    return strcmp(key, "$ref") == 0 || strcmp(key, "allOf") == 0 || strcmp(key, "anyOf") == 0 ||
+           strcmp(key, "oneOf") == 0;
+}
 
 static void flatten(schema_set *s, const json_t *schema, flat_list *out)
 {
@@ -520,7 +548,8 @@ static void flatten(schema_set *s, const json_t *schema, flat_list *out)
     }
     json_object_foreach((json_t *)(uintptr_t)schema, key, v)
     {
-        if (!combination(key) && !take(s, schema, key, v, &f)) schema_bad(s, schema, key, "not supported (docs/server.md lists what is)");
+        if (!combination(key) && !take(s, schema, key, v, &f))
+            schema_bad(s, schema, key, "not supported (docs/server.md lists what is)");
     }
     if (json_is_true(json_object_get(schema, "exclusiveMinimum"))) f.low.exclusive = true;
     if (json_is_true(json_object_get(schema, "exclusiveMaximum"))) f.high.exclusive = true;
@@ -536,7 +565,8 @@ void schema_flatten(schema_set *s, const json_t *schema, flat_list *out)
     *out = (flat_list){0};
     if (s->b->status != AFF_OK) return;
     if (++s->work > MOST_WORK) g_fail(s->b, AFF_E_INVALID, "%s: the schema is too complex", s->name);
-    if (s->depth == MOST_DEPTH) schema_bad(s, schema, "$ref", "it refers to itself, or combinations are nested too deep");
+    if (s->depth == MOST_DEPTH)
+        schema_bad(s, schema, "$ref", "it refers to itself, or combinations are nested too deep");
     s->depth++;
     if (s->b->status == AFF_OK) flatten(s, schema, out);
     s->depth--;

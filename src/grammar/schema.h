@@ -1,4 +1,5 @@
-/* schema.h - a JSON Schema brought to a list of alternatives without references and combinations, and from those to a grammar. */
+/* schema.h - a JSON Schema brought to a list of alternatives without references and combinations, and from those to a
+ * grammar. */
 #ifndef AFF_GRAMMAR_SCHEMA_H
 #define AFF_GRAMMAR_SCHEMA_H
 #include "grammar/program.h"
@@ -55,14 +56,16 @@ typedef struct schema_set {
 void schema_flatten(schema_set *s, const json_t *schema, flat_list *out);
 void schema_free(flat_list *l);
 /* Fails for a keyword of `schema` (found in the root, for its pointer). */
-uint32_t schema_bad(schema_set *s, const json_t *schema, const char *keyword, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+uint32_t schema_bad(schema_set *s, const json_t *schema, const char *keyword, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
 
 /* ---- numbers (number.c) ---- */
 
 /* From a JSON number; false: too long. */
 bool dec_read(dec *d, const json_t *v);
 int dec_compare(const dec *a, const dec *b); /* of the values */
-/* Numbers between low and high. integer: written without point and exponent; else `both` says whether those are among them. */
+/* Numbers between low and high. integer: written without point and exponent; else `both` says whether those are among
+ * them. */
 uint32_t number_range(g_builder *b, const dec *low, const dec *high, bool integer, uint32_t next);
 
 /* ---- strings (regex.c) ---- */

@@ -11,7 +11,8 @@
 static uint32_t slot_of(const compiler *c, const json_t *schema, value_mode mode)
 {
     uint32_t at = (uint32_t)aff__mix64((uint64_t)(uintptr_t)schema * 4 + mode) & c->mask;
-    while (c->slot[at] && (c->rules[c->slot[at] - 1].schema != schema || c->rules[c->slot[at] - 1].mode != mode)) at = (at + 1) & c->mask;
+    while (c->slot[at] && (c->rules[c->slot[at] - 1].schema != schema || c->rules[c->slot[at] - 1].mode != mode))
+        at = (at + 1) & c->mask;
     return at;
 }
 
@@ -22,7 +23,8 @@ static void grow_slots(compiler *c)
     c->slot = NULL;
     c->b.status = aff__calloc(&c->slot, n, sizeof *c->slot, "grammar", c->b.err);
     c->mask = n - 1;
-    for (size_t i = 0; i < c->n && c->b.status == AFF_OK; i++) c->slot[slot_of(c, c->rules[i].schema, c->rules[i].mode)] = (uint32_t)i + 1;
+    for (size_t i = 0; i < c->n && c->b.status == AFF_OK; i++)
+        c->slot[slot_of(c, c->rules[i].schema, c->rules[i].mode)] = (uint32_t)i + 1;
 }
 
 uint32_t value_rule_of(compiler *c, const json_t *schema, value_mode mode)
@@ -47,7 +49,8 @@ uint32_t value_rule_of(compiler *c, const json_t *schema, value_mode mode)
 
 /* ---- keys ---- */
 
-/* Characters of a key that is none of the schema's: as they stand, without escapes, so that it differs from them for certain. */
+/* Characters of a key that is none of the schema's: as they stand, without escapes, so that it differs from them for
+ * certain. */
 static bool key_plain(bool tags, unsigned c)
 {
     if (c >= 0x80) return true;
@@ -63,7 +66,10 @@ typedef struct keys {
     uint32_t next;
 } keys;
 
-static int by_text(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
 
 /* Ways on that are no key's, from within a character: `due` more bytes, the next lo to hi but for those taken. */
 static uint32_t leave_inside(keys *k, const bool *taken, int due, uint8_t lo, uint8_t hi)
@@ -93,8 +99,8 @@ static uint32_t leave(keys *k, const bool *taken, bool beyond_ascii)
     return at;
 }
 
-/* Keys that begin with the first `depth` bytes of keys [from, to) and are none of them. Within a character `due` bytes of it are
- * to come, the next lo to hi. */
+/* Keys that begin with the first `depth` bytes of keys [from, to) and are none of them. Within a character `due` bytes
+ * of it are to come, the next lo to hi. */
 static uint32_t other_keys(keys *k, size_t from, size_t to, size_t depth, int due, uint8_t lo, uint8_t hi)
 {
     bool taken[256] = {false}, ended = false, beyond_ascii = false;
@@ -107,7 +113,14 @@ static uint32_t other_keys(keys *k, size_t from, size_t to, size_t depth, int du
         beyond_ascii |= c >= 0x80;
         if (!due && !key_plain(k->tags, c)) continue;
         const int more = due ? due - 1 : c >= 0xF0 ? 3 : c >= 0xE0 ? 2 : c >= 0xC0 ? 1 : 0;
-        const uint8_t next_lo = due ? 0x80 : c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80, next_hi = due ? 0xBF : c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF;
+        const uint8_t next_lo = due         ? 0x80
+                                : c == 0xE0 ? 0xA0
+                                : c == 0xF0 ? 0x90
+                                            : 0x80,
+                      next_hi = due         ? 0xBF
+                                : c == 0xED ? 0x9F
+                                : c == 0xF4 ? 0x8F
+                                            : 0xBF;
         at = g_or(k->b, at, g_range(k->b, c, c, other_keys(k, i, j, depth + 1, more, next_lo, next_hi)));
     }
     if (due) return g_or(k->b, at, leave_inside(k, taken, due, lo, hi));
@@ -152,7 +165,11 @@ static uint32_t member_value(compiler *c, const json_t *schema, const member_for
 {
     g_builder *b = &c->b;
     if (!form->tags) return g_ws(b, g_call(b, value_rule_of(c, schema, VALUE_JSON), next));
-    const uint32_t close = g_text(b, c->b.g->vocab->marked ? "</\xFF" : "</\xEF\xBD\x9C" "DSML\xEF\xBD\x9C", g_text(b, form->parameter, g_text(b, ">", next)));
+    const uint32_t close = g_text(b,
+                                  c->b.g->vocab->marked ? "</\xFF"
+                                                        : "</\xEF\xBD\x9C"
+                                                          "DSML\xEF\xBD\x9C",
+                                  g_text(b, form->parameter, g_text(b, ">", next)));
     const uint32_t string = g_text(b, "true\">", g_call(b, value_rule_of(c, schema, VALUE_RAW), close));
     const uint32_t rest = g_text(b, "false\">", g_call(b, value_rule_of(c, schema, VALUE_REST), close));
     return g_or(b, string, rest);
@@ -161,7 +178,11 @@ static uint32_t member_value(compiler *c, const json_t *schema, const member_for
 static uint32_t key_open(g_builder *b, const member_form *form, uint32_t next)
 {
     if (!form->tags) return next;
-    return g_text(b, b->g->vocab->marked ? "<\xFF" : "<\xEF\xBD\x9C" "DSML\xEF\xBD\x9C", g_text(b, form->parameter, g_text(b, " name=\"", next)));
+    return g_text(b,
+                  b->g->vocab->marked ? "<\xFF"
+                                      : "<\xEF\xBD\x9C"
+                                        "DSML\xEF\xBD\x9C",
+                  g_text(b, form->parameter, g_text(b, " name=\"", next)));
 }
 
 static uint32_t member(compiler *c, const char *key, const json_t *schema, const member_form *form, uint32_t next)
@@ -182,12 +203,14 @@ static uint32_t member(compiler *c, const char *key, const json_t *schema, const
 }
 
 /* Members that the schema does not name. */
-static uint32_t other_member(compiler *c, const json_t *known, const json_t *schema, const member_form *form, uint32_t next)
+static uint32_t other_member(compiler *c, const json_t *known, const json_t *schema, const member_form *form,
+                             uint32_t next)
 {
     g_builder *b = &c->b;
     const uint32_t value = member_value(c, schema, form, next);
     const uint32_t after = g_text(b, form->tags ? "\" string=\"" : "\":", value);
-    return key_open(b, form, form->tags ? other_key(c, known, true, after) : g_text(b, "\"", other_key(c, known, false, after)));
+    return key_open(b, form,
+                    form->tags ? other_key(c, known, true, after) : g_text(b, "\"", other_key(c, known, false, after)));
 }
 
 enum { MOST_KEY = 512 };
@@ -196,7 +219,8 @@ static void check_key(compiler *c, const char *key, bool tags)
 {
     const bool odd = tags && (strpbrk(key, "\"<>\n\r") || !*key);
     if (strlen(key) <= MOST_KEY && !odd) return;
-    g_fail(&c->b, AFF_E_INVALID, "%s: property '%.40s': expected a name of at most %d bytes%s", c->s.name, key, MOST_KEY, tags ? " without quotes, angle brackets and line ends" : "");
+    g_fail(&c->b, AFF_E_INVALID, "%s: property '%.40s': expected a name of at most %d bytes%s", c->s.name, key,
+           MOST_KEY, tags ? " without quotes, angle brackets and line ends" : "");
 }
 
 /* Where a list of members may go on; built from its end. `more`: places where another member follows. */
@@ -282,8 +306,11 @@ static uint32_t string_body(compiler *c, const json_t *schema, const flat *f, bo
     g_builder *b = &c->b;
     const char *why = NULL;
     if (f->min_length > f->max_length) return G_FAIL;
-    if (f->pattern && f->format) return schema_bad(&c->s, schema, "format", "together with a pattern it cannot be followed");
-    if (!f->pattern && !f->format) return raw ? g_raw_text(b, f->min_length, f->max_length, next) : g_chars(b, AFF_TEXT_JSON, f->min_length, f->max_length, G_FAIL, next);
+    if (f->pattern && f->format)
+        return schema_bad(&c->s, schema, "format", "together with a pattern it cannot be followed");
+    if (!f->pattern && !f->format)
+        return raw ? g_raw_text(b, f->min_length, f->max_length, next)
+                   : g_chars(b, AFF_TEXT_JSON, f->min_length, f->max_length, G_FAIL, next);
     const regex_request q = {f->pattern ? f->pattern : f->format, f->min_length, f->max_length, raw};
     const uint32_t at = regex_compile(b, &q, next, &why);
     return why ? schema_bad(&c->s, schema, f->pattern ? "pattern" : "format", "%s", why) : at;
@@ -319,24 +346,30 @@ static unsigned type_of(const json_t *v)
     const char *literal = aff__json_literal(v, &n);
     if (literal) return memchr(literal, '.', n) || memchr(literal, 'e', n) || memchr(literal, 'E', n) ? T_REAL : T_INT;
     static const unsigned types[] = {T_OBJECT, T_ARRAY, T_STRING, T_INT, T_REAL, T_TRUE, T_FALSE, T_NULL};
-    if (json_is_real(v) && json_real_value(v) == (double)(int64_t)(json_real_value(v) > -9e15 && json_real_value(v) < 9e15 ? json_real_value(v) : 0.5)) return T_INT;
+    if (json_is_real(v) &&
+        json_real_value(v) ==
+            (double)(int64_t)(json_real_value(v) > -9e15 && json_real_value(v) < 9e15 ? json_real_value(v) : 0.5))
+        return T_INT;
     return types[json_typeof(v)];
 }
 
-/* Whether a listed value fits the other keywords, as far as can be told; lists of objects and arrays stand without others. */
+/* Whether a listed value fits the other keywords, as far as can be told; lists of objects and arrays stand without
+ * others. */
 static bool fits(compiler *c, const json_t *schema, const flat *f, const json_t *v)
 {
     const unsigned type = type_of(v);
     dec d = {0};
     if (!(f->types & type)) return false;
-    if ((type == T_STRING && (f->pattern || f->format)) || (type == T_OBJECT && (f->properties || f->required || f->additional)) ||
+    if ((type == T_STRING && (f->pattern || f->format)) ||
+        (type == T_OBJECT && (f->properties || f->required || f->additional)) ||
         (type == T_ARRAY && (f->prefix || f->items || f->min_items || f->max_items != G_INF))) {
         schema_bad(&c->s, schema, "enum", "listed values together with keywords about their parts are not supported");
         return false;
     }
     if (type == T_STRING) {
         uint32_t chars = 0;
-        for (const char *s = json_string_value(v), *end = s + json_string_length(v); s < end; s++) chars += ((uint8_t)*s & 0xC0) != 0x80;
+        for (const char *s = json_string_value(v), *end = s + json_string_length(v); s < end; s++)
+            chars += ((uint8_t)*s & 0xC0) != 0x80;
         return chars >= f->min_length && chars <= f->max_length;
     }
     if (!(type & T_NUMBER) || (!f->low.given && !f->high.given)) return true;
@@ -375,7 +408,9 @@ static uint32_t one_value(compiler *c, const json_t *schema, const flat *f, valu
 {
     static const member_form object = {",", "{", "}", false, NULL};
     g_builder *b = &c->b;
-    const unsigned types = mode == VALUE_RAW ? f->types & T_STRING : mode == VALUE_REST ? f->types & ~(unsigned)T_STRING : f->types;
+    const unsigned types = mode == VALUE_RAW    ? f->types & T_STRING
+                           : mode == VALUE_REST ? f->types & ~(unsigned)T_STRING
+                                                : f->types;
     uint32_t at = G_FAIL;
     if (f->values) return listed(c, schema, f, mode, next);
     if (mode == VALUE_RAW) return types ? string_body(c, schema, f, true, next) : G_FAIL;

@@ -68,7 +68,8 @@ static int plain_chars(aff_text_kind kind, const uint8_t *s, size_t n)
     return chars;
 }
 
-static aff_status sort_kind(aff_vocab *v, aff_text_kind kind, entry *all, size_t n, entry *work, uint32_t *open, aff_error *err)
+static aff_status sort_kind(aff_vocab *v, aff_text_kind kind, entry *all, size_t n, entry *work, uint32_t *open,
+                            aff_error *err)
 {
     size_t rest = 0;
     int most = 0;
@@ -92,10 +93,13 @@ static aff_status copy_bytes(aff_vocab *v, const aff_vocab_token *token, int32_t
 {
     uint64_t total = 0;
     for (int i = 0; i < v->n; i++) {
-        if (token[i].n > LONGEST) return aff__fail(err, AFF_E_LIMIT, "vocabulary: token %d: expected at most %d bytes, got %zu", i, LONGEST, token[i].n);
+        if (token[i].n > LONGEST)
+            return aff__fail(err, AFF_E_LIMIT, "vocabulary: token %d: expected at most %d bytes, got %zu", i, LONGEST,
+                             token[i].n);
         total += token[i].n;
     }
-    if (total >= UINT32_MAX) return aff__fail(err, AFF_E_LIMIT, "vocabulary: %llu bytes of tokens", (unsigned long long)total);
+    if (total >= UINT32_MAX)
+        return aff__fail(err, AFF_E_LIMIT, "vocabulary: %llu bytes of tokens", (unsigned long long)total);
     AFF_TRY(aff__calloc(&v->bytes, total + 1, 1, "vocabulary", err));
     AFF_TRY(aff__calloc(&v->offset, (uint64_t)v->n + 1, sizeof *v->offset, "vocabulary", err));
     uint32_t at = 0;
@@ -109,14 +113,17 @@ static aff_status copy_bytes(aff_vocab *v, const aff_vocab_token *token, int32_t
             const uint8_t c = (uint8_t)token[i].s[k];
             v->bytes[at++] = c == MARK ? MARK - 1 : c; /* neither is part of any text */
         }
-        if (token[i].n && !token[i].control && (memmem(token[i].s, token[i].n, spelling, sizeof spelling - 1) || memmem(token[i].s, token[i].n, "</think>", 8)))
+        if (token[i].n && !token[i].control &&
+            (memmem(token[i].s, token[i].n, spelling, sizeof spelling - 1) ||
+             memmem(token[i].s, token[i].n, "</think>", 8)))
             v->spelled = true;
     }
     v->offset[v->n] = at;
     return AFF_OK;
 }
 
-static aff_status fill(aff_vocab *v, const aff_vocab_token *token, int32_t marker, entry *e, entry *work, uint32_t *open, aff_error *err)
+static aff_status fill(aff_vocab *v, const aff_vocab_token *token, int32_t marker, entry *e, entry *work,
+                       uint32_t *open, aff_error *err)
 {
     bool seen[256] = {false};
     size_t n = 0;
@@ -135,7 +142,9 @@ static aff_status fill(aff_vocab *v, const aff_vocab_token *token, int32_t marke
         e[n++] = (entry){s, len, i, 0};
     }
     for (int c = 0; c < 256; c++)
-        if (!seen[c]) return aff__fail(err, AFF_E_FORMAT, "vocabulary: expected a token for every byte, byte 0x%02x has none", (unsigned)c);
+        if (!seen[c])
+            return aff__fail(err, AFF_E_FORMAT, "vocabulary: expected a token for every byte, byte 0x%02x has none",
+                             (unsigned)c);
     for (int k = 0; k < AFF_TEXT_KINDS; k++) AFF_TRY(sort_kind(v, (aff_text_kind)k, e, n, work, open, err));
     AFF_TRY(build_trie(&v->all, e, n, open, err));
     for (int b = 0; b < 256; b++) v->first[b] = v->all.n;
@@ -144,7 +153,8 @@ static aff_status fill(aff_vocab *v, const aff_vocab_token *token, int32_t marke
     return AFF_OK;
 }
 
-aff_status aff__vocab_create(aff_vocab **out, const aff_vocab_token *token, int n, int32_t eos, int32_t marker, aff_error *err)
+aff_status aff__vocab_create(aff_vocab **out, const aff_vocab_token *token, int n, int32_t eos, int32_t marker,
+                             aff_error *err)
 {
     aff_vocab *v = NULL;
     entry *e = NULL, *work = NULL;

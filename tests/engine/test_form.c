@@ -1,5 +1,5 @@
-/* engine: answers held to a form, on a pretend network. What single steps choose under the masks is what the engine chooses, with
- * drafts of every width, good, bad and refused ones, beside others; budgets end in complete values. */
+/* engine: answers held to a form, on a pretend network. What single steps choose under the masks is what the engine
+ * chooses, with drafts of every width, good, bad and refused ones, beside others; budgets end in complete values. */
 #include "support/test.h"
 #include "grammar/words.h"
 #define FAKE_VOCAB W_N, EOS = W_EOS
@@ -11,7 +11,9 @@ static aff_vocab *vocab;
 static aff_error err;
 
 static const char *const schemas[] = {
-    "{\"type\": \"object\", \"properties\": {\"name\": {\"type\": \"string\"}, \"age\": {\"type\": \"integer\"}, \"l\": {\"type\": \"array\", \"items\": {\"type\": \"string\", \"maxLength\": 5}}}, \"required\": [\"name\", \"l\"], \"additionalProperties\": false}",
+    "{\"type\": \"object\", \"properties\": {\"name\": {\"type\": \"string\"}, \"age\": {\"type\": \"integer\"}, "
+    "\"l\": {\"type\": \"array\", \"items\": {\"type\": \"string\", \"maxLength\": 5}}}, \"required\": [\"name\", "
+    "\"l\"], \"additionalProperties\": false}",
     "true", "{\"type\": \"array\", \"items\": {\"enum\": [\"abc\", \"abd\", 12]}, \"minItems\": 3}"};
 
 typedef struct job {
@@ -92,10 +94,14 @@ static void make_jobs(void)
     static const aff_bias bias[] = {{W_BYTES + '"', -0.5f}, {W_BYTES + ',', 0.4f}};
     for (int i = 0; i < JOBS; i++) {
         job *j = &jobs[i];
-        *j = (job){.r = {.prompt = j->prompt, .n_prompt = PROMPT, .n_predict = BUDGET - i, .grammar = i == 5 ? NULL : grammars[i]}};
+        *j = (job){.r = {.prompt = j->prompt,
+                         .n_prompt = PROMPT,
+                         .n_predict = BUDGET - i,
+                         .grammar = i == 5 ? NULL : grammars[i]}};
         for (int k = 0; k < PROMPT; k++) j->prompt[k] = (int32_t)(aff__mix64((uint64_t)(i * 1000 + k)) % VOCAB);
         j->r.sampling = (aff_sampling){.temperature = i % 2 ? 0.8 : 0, .top_p = 0.9, .seed = (uint64_t)i};
-        if (i >= 2) j->r.adjust = (aff_adjust){.repetition = 1.1, .presence = 0.2, .frequency = 0.1, .bias = bias, .n_bias = 2};
+        if (i >= 2)
+            j->r.adjust = (aff_adjust){.repetition = 1.1, .presence = 0.2, .frequency = 0.1, .bias = bias, .n_bias = 2};
         answer(j);
     }
 }
@@ -140,7 +146,8 @@ static void widths(void **state)
             aff_engine *e;
             aff_draft_stats stats;
             int64_t accepted = 0;
-            const aff_engine_options o = {.threads = 1, .slots = 3, .context = CONTEXT, .width = width, .propose = propose};
+            const aff_engine_options o = {
+                .threads = 1, .slots = 3, .context = CONTEXT, .width = width, .propose = propose};
             make_jobs();
             if (aff__engine_create(&e, &fake_net, &o, &err) != AFF_OK) fail_msg("%s", err.msg);
             for (int i = 0; i < JOBS; i++) {
@@ -193,7 +200,8 @@ static void budgets(void **state)
             }
             const char *value = text.s, *thought = strstr(text.s, "</think>");
             if (thought) value = thought + 8;
-            if (aff__json_parse_exact(&v, value, strlen(value), "answer", false, 256, &err) != AFF_OK) fail_msg("%s: %s", text.s, err.msg);
+            if (aff__json_parse_exact(&v, value, strlen(value), "answer", false, 256, &err) != AFF_OK)
+                fail_msg("%s: %s", text.s, err.msg);
             json_decref(v);
             aff__buf_free(&text);
         }

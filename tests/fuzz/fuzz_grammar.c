@@ -1,5 +1,6 @@
-/* A schema, then bytes that lead through it (after a NUL): first as tokens chosen from the masks, then as text. A schema is refused with a
- * reason or has answers; no mask is empty; what is complete is JSON that stays so when it is read again. First byte: flags. */
+/* A schema, then bytes that lead through it (after a NUL): first as tokens chosen from the masks, then as text. A
+ * schema is refused with a reason or has answers; no mask is empty; what is complete is JSON that stays so when it is
+ * read again. First byte: flags. */
 #include "format/json.h"
 #include "grammar/words.h"
 
@@ -77,9 +78,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const uint8_t *end = memchr(data + 1, 0, size - 1), flags = data[0];
     const size_t n = end ? (size_t)(end - data) - 1 : size - 1;
     if (aff__json_parse_exact(&schema, (const char *)data + 1, n, "schema", false, 64, NULL) != AFF_OK) return 0;
-    json_t *tools = json_pack("[{s:s,s:{s:s,s:O},s:b}]", "type", "function", "function", "name", "f", "parameters", schema, "strict", 1);
+    json_t *tools = json_pack("[{s:s,s:{s:s,s:O},s:b}]", "type", "function", "function", "name", "f", "parameters",
+                              schema, "strict", 1);
     const bool calls = flags & 1;
-    const aff_grammar_request r = {.schema = calls ? NULL : schema, .calls = calls ? AFF_CALLS_REQUIRED : AFF_CALLS_NONE, .tools = tools, .thinking = flags & 2, .one_call = flags & 4, .v41 = flags & 8};
+    const aff_grammar_request r = {.schema = calls ? NULL : schema,
+                                   .calls = calls ? AFF_CALLS_REQUIRED : AFF_CALLS_NONE,
+                                   .tools = tools,
+                                   .thinking = flags & 2,
+                                   .one_call = flags & 4,
+                                   .v41 = flags & 8};
     const aff_status s = aff__grammar_compile(&g, v, &r, &err);
     require(s == AFF_OK || (s == AFF_E_INVALID && err.msg[0]));
     if (s == AFF_OK && end) lead(v, g, end + 1, size - n - 2, !calls && !r.thinking);

@@ -1,5 +1,5 @@
-/* grammar: masks against every token tried byte by byte; walks under masks end in values that other code takes for right; what a
- * budget does; calls in their markup. */
+/* grammar: masks against every token tried byte by byte; walks under masks end in values that other code takes for
+ * right; what a budget does; calls in their markup. */
 #include "support/test.h"
 #include "format/json.h"
 #include "base/rng.h"
@@ -8,13 +8,17 @@
 #include "words.h"
 
 static uint64_t seed = 7;
-static uint32_t roll(uint32_t n) { return (uint32_t)((aff__mix64(seed += 0x9E3779B97F4A7C15u) >> 32) * (uint64_t)n >> 32); }
+static uint32_t roll(uint32_t n)
+{
+    return (uint32_t)((aff__mix64(seed += 0x9E3779B97F4A7C15u) >> 32) * (uint64_t)n >> 32);
+}
 
 static json_t *parse(const char *text)
 {
     json_t *v = NULL;
     aff_error err = {0};
-    if (aff__json_parse_exact(&v, text, strlen(text), "schema", false, 64, &err) != AFF_OK) fail_msg("%s: %s", text, err.msg);
+    if (aff__json_parse_exact(&v, text, strlen(text), "schema", false, 64, &err) != AFF_OK)
+        fail_msg("%s: %s", text, err.msg);
     return v;
 }
 
@@ -34,11 +38,15 @@ static aff_matcher *matcher(const aff_grammar *g)
     return m;
 }
 
-#define TOOLS                                                                                                                        \
-    "[{\"type\": \"function\", \"function\": {\"name\": \"look\", \"strict\": true, \"parameters\": {\"type\": \"object\", \"properties\": {\"name\": {\"type\": "   \
-    "\"string\"}, \"age\": {\"type\": [\"integer\", \"null\"]}, \"tags\": {\"type\": \"array\", \"items\": {\"type\": \"string\", \"maxLength\": 4}}}, "  \
-    "\"required\": [\"name\"], \"additionalProperties\": false}}}, {\"type\": \"function\", \"function\": {\"name\": \"run\", \"parameters\": {\"type\": "  \
-    "\"object\", \"properties\": {\"code\": {\"type\": \"string\", \"minLength\": 2, \"maxLength\": 9}, \"x\": {}}, \"required\": [\"code\"]}}}, {\"type\": "    \
+#define TOOLS                                                                                                          \
+    "[{\"type\": \"function\", \"function\": {\"name\": \"look\", \"strict\": true, \"parameters\": {\"type\": "       \
+    "\"object\", \"properties\": {\"name\": {\"type\": "                                                               \
+    "\"string\"}, \"age\": {\"type\": [\"integer\", \"null\"]}, \"tags\": {\"type\": \"array\", \"items\": "           \
+    "{\"type\": \"string\", \"maxLength\": 4}}}, "                                                                     \
+    "\"required\": [\"name\"], \"additionalProperties\": false}}}, {\"type\": \"function\", \"function\": {\"name\": " \
+    "\"run\", \"parameters\": {\"type\": "                                                                             \
+    "\"object\", \"properties\": {\"code\": {\"type\": \"string\", \"minLength\": 2, \"maxLength\": 9}, \"x\": {}}, "  \
+    "\"required\": [\"code\"]}}}, {\"type\": "                                                                         \
     "\"function\", \"function\": {\"name\": \"stop\"}}]"
 
 static const char *const schemas[] = {
@@ -46,9 +54,14 @@ static const char *const schemas[] = {
     "{\"type\": \"object\"}",
     "{\"type\": \"string\", \"minLength\": 3, \"maxLength\": 7}",
     "{\"type\": \"array\", \"items\": {\"type\": \"string\", \"maxLength\": 12}, \"minItems\": 1, \"maxItems\": 5}",
-    "{\"type\": \"object\", \"properties\": {\"name\": {\"type\": \"string\"}, \"age\": {\"type\": \"integer\", \"minimum\": 0, \"maximum\": 130}, \"ab\": {\"enum\": [\"abc\", \"abd\", 12, null]}}, \"required\": [\"age\"]}",
-    "{\"anyOf\": [{\"type\": \"object\", \"properties\": {\"name\": {\"type\": \"string\"}}, \"additionalProperties\": false, \"required\": [\"name\"]}, {\"type\": \"object\", \"properties\": {\"name\": {\"type\": \"string\", \"pattern\": \"^a+b?$\"}, \"age\": true}, \"additionalProperties\": false, \"required\": [\"name\", \"age\"]}]}",
-    "{\"$defs\": {\"t\": {\"type\": \"object\", \"properties\": {\"name\": {\"type\": \"string\", \"maxLength\": 3}, \"l\": {\"type\": \"array\", \"items\": {\"$ref\": \"#/$defs/t\"}}}, \"required\": [\"name\", \"l\"], \"additionalProperties\": false}}, \"$ref\": \"#/$defs/t\"}",
+    "{\"type\": \"object\", \"properties\": {\"name\": {\"type\": \"string\"}, \"age\": {\"type\": \"integer\", "
+    "\"minimum\": 0, \"maximum\": 130}, \"ab\": {\"enum\": [\"abc\", \"abd\", 12, null]}}, \"required\": [\"age\"]}",
+    "{\"anyOf\": [{\"type\": \"object\", \"properties\": {\"name\": {\"type\": \"string\"}}, \"additionalProperties\": "
+    "false, \"required\": [\"name\"]}, {\"type\": \"object\", \"properties\": {\"name\": {\"type\": \"string\", "
+    "\"pattern\": \"^a+b?$\"}, \"age\": true}, \"additionalProperties\": false, \"required\": [\"name\", \"age\"]}]}",
+    "{\"$defs\": {\"t\": {\"type\": \"object\", \"properties\": {\"name\": {\"type\": \"string\", \"maxLength\": 3}, "
+    "\"l\": {\"type\": \"array\", \"items\": {\"$ref\": \"#/$defs/t\"}}}, \"required\": [\"name\", \"l\"], "
+    "\"additionalProperties\": false}}, \"$ref\": \"#/$defs/t\"}",
     "{\"type\": \"array\", \"items\": {\"type\": \"number\", \"minimum\": -1.5, \"maximum\": 20}}",
     "{\"type\": \"string\", \"format\": \"date-time\"}",
 };
@@ -59,7 +72,13 @@ typedef struct kind {
     aff_calls calls;
     bool thinking, one_call, v41;
 } kind;
-static const kind kinds[] = {{NULL, AFF_CALLS_FREE}, {NULL, AFF_CALLS_REQUIRED}, {NULL, AFF_CALLS_REQUIRED, true, true}, {NULL, AFF_CALLS_REQUIRED, false, false, true}, {"{\"type\": \"object\"}", AFF_CALLS_FREE}, {"{\"type\": \"object\"}", AFF_CALLS_FREE, true}, {"{\"type\": \"integer\"}", AFF_CALLS_NONE, true}};
+static const kind kinds[] = {{NULL, AFF_CALLS_FREE},
+                             {NULL, AFF_CALLS_REQUIRED},
+                             {NULL, AFF_CALLS_REQUIRED, true, true},
+                             {NULL, AFF_CALLS_REQUIRED, false, false, true},
+                             {"{\"type\": \"object\"}", AFF_CALLS_FREE},
+                             {"{\"type\": \"object\"}", AFF_CALLS_FREE, true},
+                             {"{\"type\": \"integer\"}", AFF_CALLS_NONE, true}};
 enum { N_KINDS = sizeof kinds / sizeof *kinds, N_CASES = N_SCHEMAS + N_KINDS };
 
 static aff_grammar *case_of(const aff_vocab *v, int i)
@@ -72,7 +91,12 @@ static aff_grammar *case_of(const aff_vocab *v, int i)
     } else {
         const kind *k = &kinds[i - N_SCHEMAS];
         if (k->schema) schema = parse(k->schema);
-        r = (aff_grammar_request){.schema = schema, .calls = k->calls, .tools = tools, .thinking = k->thinking, .one_call = k->one_call, .v41 = k->v41};
+        r = (aff_grammar_request){.schema = schema,
+                                  .calls = k->calls,
+                                  .tools = tools,
+                                  .thinking = k->thinking,
+                                  .one_call = k->one_call,
+                                  .v41 = k->v41};
     }
     aff_grammar *g = compile(v, &r);
     json_decref(schema);
@@ -110,7 +134,9 @@ static void compare(aff_matcher *m, const aff_vocab *v, aff_match s, int64_t lef
     for (int32_t id = 0; id < v->n; id++) {
         const aff_match to = aff__matcher_step(m, s, id);
         const bool want = to && (id == v->eos || aff__matcher_need(m, to) <= bound);
-        if (want != in_mask(copy, id)) fail_msg("token %d of state %u, %lld left: %s", (int)id, s, (long long)left, want ? "missing" : "not allowed");
+        if (want != in_mask(copy, id))
+            fail_msg("token %d of state %u, %lld left: %s", (int)id, s, (long long)left,
+                     want ? "missing" : "not allowed");
     }
     free(copy);
 }
@@ -153,7 +179,8 @@ static bool valid(const json_t *root, const json_t *schema, const json_t *v)
     json_t *p;
     size_t i;
     if (json_is_true(schema)) return true;
-    if ((x = json_object_get(schema, "$ref"))) return valid(root, json_object_get(json_object_get(root, "$defs"), "t"), v);
+    if ((x = json_object_get(schema, "$ref")))
+        return valid(root, json_object_get(json_object_get(root, "$defs"), "t"), v);
     if ((x = json_object_get(schema, "anyOf"))) {
         json_array_foreach(x, i, one)
         {
@@ -170,7 +197,9 @@ static bool valid(const json_t *root, const json_t *schema, const json_t *v)
     }
     const char *type = json_string_value(json_object_get(schema, "type"));
     static const char *const names[] = {"object", "array", "string", "integer", "number", "boolean", "boolean", "null"};
-    if (strcmp(names[json_typeof(v)], type) != 0 && !(json_is_integer(v) && strcmp(type, "number") == 0) && !aff__json_literal(v, &(size_t){0})) return false;
+    if (strcmp(names[json_typeof(v)], type) != 0 && !(json_is_integer(v) && strcmp(type, "number") == 0) &&
+        !aff__json_literal(v, &(size_t){0}))
+        return false;
     if (json_is_string(v)) {
         long chars = 0;
         for (const char *s = json_string_value(v); *s; s++) chars += ((uint8_t)*s & 0xC0) != 0x80;
@@ -182,8 +211,10 @@ static bool valid(const json_t *root, const json_t *schema, const json_t *v)
         if ((x = json_object_get(schema, "maximum")) && json_number_value(v) > json_number_value(x)) return false;
     }
     if (json_is_array(v)) {
-        if ((x = json_object_get(schema, "minItems")) && (json_int_t)json_array_size(v) < json_integer_value(x)) return false;
-        if ((x = json_object_get(schema, "maxItems")) && (json_int_t)json_array_size(v) > json_integer_value(x)) return false;
+        if ((x = json_object_get(schema, "minItems")) && (json_int_t)json_array_size(v) < json_integer_value(x))
+            return false;
+        if ((x = json_object_get(schema, "maxItems")) && (json_int_t)json_array_size(v) > json_integer_value(x))
+            return false;
         json_array_foreach(v, i, one)
         {
             if ((x = json_object_get(schema, "items")) && !valid(root, x, one)) return false;
@@ -237,7 +268,8 @@ static void walks(void **state)
             json_t *value = NULL;
             aff_error err = {0};
             if (!walk(m, v, 60 + roll(200), &out)) fail_msg("%s: not closed: %s", schemas[c], out.s);
-            if (aff__json_parse_exact(&value, out.s, out.n, "answer", false, 256, &err) != AFF_OK) fail_msg("%s: %s", out.s, err.msg);
+            if (aff__json_parse_exact(&value, out.s, out.n, "answer", false, 256, &err) != AFF_OK)
+                fail_msg("%s: %s", out.s, err.msg);
             if (!valid(schema, schema, value)) fail_msg("%s does not fit %s", out.s, schemas[c]);
             json_decref(value);
             aff__matcher_free(m);
@@ -264,7 +296,8 @@ static aff_status on_event(void *ctx, const aff_parse_event *e, aff_error *err)
     if (e->kind != AFF_PARSE_CALL_END) return AFF_OK;
     json_t *args = NULL, *tools = parse(TOOLS), *tool;
     size_t i;
-    if (aff__json_parse_exact(&args, p->args.s, p->args.n, "arguments", true, 256, err) != AFF_OK) fail_msg("%s", p->args.s);
+    if (aff__json_parse_exact(&args, p->args.s, p->args.n, "arguments", true, 256, err) != AFF_OK)
+        fail_msg("%s", p->args.s);
     bool found = false;
     json_array_foreach(tools, i, tool)
     {
@@ -307,7 +340,8 @@ static void call_walks(void **state)
                 assert_int_equal(aff__parser_create(&parser, kinds[c].thinking, tools, on_event, &p, NULL), AFF_OK);
                 assert_int_equal(aff__parser_feed(parser, out.s, out.n, NULL), AFF_OK);
                 assert_int_equal(aff__parser_end(parser, true, NULL), AFF_OK);
-                if (p.calls < 1 || p.text.n || (kinds[c].one_call && p.calls != 1)) fail_msg("%d calls, text %s: %s", p.calls, p.text.n ? p.text.s : "", out.s);
+                if (p.calls < 1 || p.text.n || (kinds[c].one_call && p.calls != 1))
+                    fail_msg("%d calls, text %s: %s", p.calls, p.text.n ? p.text.s : "", out.s);
                 aff__parser_free(parser);
                 aff__buf_free(&p.text);
                 aff__buf_free(&p.args);
@@ -332,10 +366,11 @@ static bool takes(const aff_grammar *g, const char *text)
     aff__matcher_free(m);
     return ok;
 }
-#define OPEN "\n\n<" DSML "tool_calls>\n"
-#define CLOSE "\n</" DSML "tool_calls>"
+#define OPEN               "\n\n<" DSML "tool_calls>\n"
+#define CLOSE              "\n</" DSML "tool_calls>"
 #define INVOKE(name, body) "<" DSML "invoke name=\"" name "\">\n" body "\n</" DSML "invoke>"
-#define PARAM(key, string, value) "<" DSML "parameter name=\"" key "\" string=\"" string "\">" value "</" DSML "parameter>"
+#define PARAM(key, string, value)                                                                                      \
+    "<" DSML "parameter name=\"" key "\" string=\"" string "\">" value "</" DSML "parameter>"
 
 static void calls(void **state)
 {
@@ -343,32 +378,36 @@ static void calls(void **state)
     static const struct {
         const char *text;
         bool ok;
-    } cases[] = {{OPEN INVOKE("stop", "") CLOSE, true},
-                 {OPEN INVOKE("look", PARAM("name", "true", "a \"b\"\n<c> </d> & \\")) CLOSE, true},
-                 {OPEN INVOKE("look", PARAM("name", "true", "x") "\n" PARAM("age", "false", "null") "\n" PARAM("tags", "false", "[\"a\", \"b\"]")) CLOSE, true},
-                 {OPEN INVOKE("look", PARAM("name", "true", "x")) "\n" INVOKE("stop", "") CLOSE, true},
-                 {OPEN INVOKE("run", PARAM("code", "true", "<<//<") "\n" PARAM("x", "true", "")) CLOSE, true},
-                 {OPEN INVOKE("run", PARAM("code", "true", "abcdefghi") "\n" PARAM("other", "false", "{\"a\": 1}")) CLOSE, true},
-                 {"", false},
-                 {"text", false},
-                 {OPEN CLOSE, false},
-                 {OPEN INVOKE("look", "") CLOSE, false},
-                 {OPEN INVOKE("lok", "") CLOSE, false},
-                 {OPEN INVOKE("look", PARAM("name", "false", "\"x\"")) CLOSE, false},
-                 {OPEN INVOKE("look", PARAM("name", "true", "x") "\n" PARAM("age", "true", "3")) CLOSE, false},
-                 {OPEN INVOKE("look", PARAM("name", "true", "x") "\n" PARAM("tags", "false", "[\"abcde\"]")) CLOSE, false},
-                 {OPEN INVOKE("look", PARAM("name", "true", "x") "\n" PARAM("other", "true", "3")) CLOSE, false},
-                 {OPEN INVOKE("run", PARAM("code", "true", "a")) CLOSE, false},
-                 {OPEN INVOKE("run", PARAM("code", "true", "abcdefghij")) CLOSE, false},
-                 {OPEN INVOKE("stop", PARAM("a", "true", "")) CLOSE, false},
-                 {OPEN INVOKE("stop", "") CLOSE "\n", false}};
+    } cases[] = {
+        {OPEN INVOKE("stop", "") CLOSE, true},
+        {OPEN INVOKE("look", PARAM("name", "true", "a \"b\"\n<c> </d> & \\")) CLOSE, true},
+        {OPEN INVOKE("look", PARAM("name", "true", "x") "\n" PARAM("age", "false", "null") "\n" PARAM(
+                                 "tags", "false", "[\"a\", \"b\"]")) CLOSE,
+         true},
+        {OPEN INVOKE("look", PARAM("name", "true", "x")) "\n" INVOKE("stop", "") CLOSE, true},
+        {OPEN INVOKE("run", PARAM("code", "true", "<<//<") "\n" PARAM("x", "true", "")) CLOSE, true},
+        {OPEN INVOKE("run", PARAM("code", "true", "abcdefghi") "\n" PARAM("other", "false", "{\"a\": 1}")) CLOSE, true},
+        {"", false},
+        {"text", false},
+        {OPEN CLOSE, false},
+        {OPEN INVOKE("look", "") CLOSE, false},
+        {OPEN INVOKE("lok", "") CLOSE, false},
+        {OPEN INVOKE("look", PARAM("name", "false", "\"x\"")) CLOSE, false},
+        {OPEN INVOKE("look", PARAM("name", "true", "x") "\n" PARAM("age", "true", "3")) CLOSE, false},
+        {OPEN INVOKE("look", PARAM("name", "true", "x") "\n" PARAM("tags", "false", "[\"abcde\"]")) CLOSE, false},
+        {OPEN INVOKE("look", PARAM("name", "true", "x") "\n" PARAM("other", "true", "3")) CLOSE, false},
+        {OPEN INVOKE("run", PARAM("code", "true", "a")) CLOSE, false},
+        {OPEN INVOKE("run", PARAM("code", "true", "abcdefghij")) CLOSE, false},
+        {OPEN INVOKE("stop", PARAM("a", "true", "")) CLOSE, false},
+        {OPEN INVOKE("stop", "") CLOSE "\n", false}};
     aff_grammar *g = case_of(v, N_SCHEMAS + 1);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         if (takes(g, cases[i].text) != cases[i].ok) fail_msg("%s", cases[i].text);
     aff_matcher *m = matcher(g); /* the marker as text is none, and no text may pretend to be it */
     assert_true(follow(m, aff__matcher_start(m), "\n\n<", 3, false));
     assert_false(follow(m, aff__matcher_start(m), "\n\n<" DSML, 3 + sizeof DSML - 1, false));
-    static const char value[] = OPEN "<" DSML "invoke name=\"look\">\n<" DSML "parameter name=\"name\" string=\"true\">";
+    static const char value[] =
+        OPEN "<" DSML "invoke name=\"look\">\n<" DSML "parameter name=\"name\" string=\"true\">";
     const aff_match s = follow(m, aff__matcher_start(m), value, sizeof value - 1, true);
     assert_true(s);
     assert_true(follow(m, s, "a " DSML, 2 + sizeof DSML - 1, false));
@@ -386,7 +425,8 @@ static void calls(void **state)
     assert_false(takes(g, "so"));
     aff__grammar_free(g);
     g = case_of(v, N_SCHEMAS + 3);
-    assert_true(takes(g, "\n\n<" DSML " calls>\n<" DSML " invoke name=\"stop\">\n\n</" DSML " invoke>\n</" DSML " calls>"));
+    assert_true(
+        takes(g, "\n\n<" DSML " calls>\n<" DSML " invoke name=\"stop\">\n\n</" DSML " invoke>\n</" DSML " calls>"));
     aff__grammar_free(g);
     g = case_of(v, N_SCHEMAS); /* free */
     assert_true(takes(g, "any <b>text</b>"));
@@ -436,6 +476,7 @@ static void full_size(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(brute_force), cmocka_unit_test(walks), cmocka_unit_test(calls), cmocka_unit_test(call_walks), cmocka_unit_test(full_size)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(brute_force), cmocka_unit_test(walks), cmocka_unit_test(calls),
+                                       cmocka_unit_test(call_walks), cmocka_unit_test(full_size)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

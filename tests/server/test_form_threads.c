@@ -3,26 +3,32 @@
 #include "server/client.h"
 #include "format/json.h"
 
-#define ASK "\"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of France?\"}]"
-#define OFF ", \"thinking\": {\"type\": \"disabled\"}"
+#define ASK  "\"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of France?\"}]"
+#define OFF  ", \"thinking\": {\"type\": \"disabled\"}"
 #define CHAT "/v1/chat/completions"
 #define SCHEMA                                                                                                         \
-    "{\"type\": \"object\", \"properties\": {\"capital\": {\"type\": \"string\"}, \"n\": {\"type\": \"integer\", "         \
-    "\"minimum\": 5, \"maximum\": 40}, \"sure\": {\"type\": \"boolean\"}}, \"required\": [\"capital\", \"n\"], "           \
+    "{\"type\": \"object\", \"properties\": {\"capital\": {\"type\": \"string\"}, \"n\": {\"type\": \"integer\", "     \
+    "\"minimum\": 5, \"maximum\": 40}, \"sure\": {\"type\": \"boolean\"}}, \"required\": [\"capital\", \"n\"], "       \
     "\"additionalProperties\": false}"
-#define FORMAT ", \"response_format\": {\"type\": \"json_schema\", \"json_schema\": {\"name\": \"x\", \"strict\": true, \"schema\": " SCHEMA "}}"
+#define FORMAT                                                                                                         \
+    ", \"response_format\": {\"type\": \"json_schema\", \"json_schema\": {\"name\": \"x\", \"strict\": true, "         \
+    "\"schema\": " SCHEMA "}}"
 #define FUNCTION(strict)                                                                                               \
-    "{\"name\": \"weather\"" strict ", \"parameters\": {\"type\": \"object\", \"properties\": {\"city\": {\"type\": "     \
-    "\"string\", \"minLength\": 1}, \"days\": {\"type\": \"integer\"}}, \"required\": [\"city\"], \"additionalProperties\": false}}"
-#define TOOLS ", \"tools\": [{\"type\": \"function\", \"function\": " FUNCTION("") "}, {\"type\": \"function\", \"function\": {\"name\": \"stop\"}}]"
+    "{\"name\": \"weather\"" strict ", \"parameters\": {\"type\": \"object\", \"properties\": {\"city\": {\"type\": "  \
+    "\"string\", \"minLength\": 1}, \"days\": {\"type\": \"integer\"}}, \"required\": [\"city\"], "                    \
+    "\"additionalProperties\": false}}"
+#define TOOLS                                                                                                          \
+    ", \"tools\": [{\"type\": \"function\", \"function\": " FUNCTION(                                                  \
+        "") "}, {\"type\": \"function\", \"function\": {\"name\": \"stop\"}}]"
 #define STRICT ", \"tools\": [{\"type\": \"function\", \"function\": " FUNCTION(", \"strict\": true") "}]"
-#define BAD "{\"type\": \"object\", \"properties\": {\"a\": {\"not\": {}}}}"
+#define BAD    "{\"type\": \"object\", \"properties\": {\"a\": {\"not\": {}}}}"
 
 static json_t *parse(const char *text)
 {
     json_t *v = NULL;
     aff_error err = {0};
-    if (aff__json_parse_exact(&v, text, strlen(text), "answer", true, 64, &err) != AFF_OK) fail_msg("%s: %s", text, err.msg);
+    if (aff__json_parse_exact(&v, text, strlen(text), "answer", true, 64, &err) != AFF_OK)
+        fail_msg("%s: %s", text, err.msg);
     return v;
 }
 
@@ -60,7 +66,8 @@ static void formats(void **state)
     answer a;
     for (int seed = 0; seed < 6; seed++) {
         char body[2048];
-        snprintf(body, sizeof body, "{" ASK FORMAT "%s, \"seed\": %d, \"max_tokens\": %d, \"n\": 2}", seed % 2 ? OFF : "", seed, 40 + 10 * seed);
+        snprintf(body, sizeof body, "{" ASK FORMAT "%s, \"seed\": %d, \"max_tokens\": %d, \"n\": 2}",
+                 seed % 2 ? OFF : "", seed, 40 + 10 * seed);
         a = post(s, CHAT, body);
         for (int i = 0; i < 2; i++) {
             char path[64];
@@ -71,11 +78,14 @@ static void formats(void **state)
         }
         done_with(&a);
     }
-    a = post(s, CHAT, "{" ASK ", \"response_format\": {\"type\": \"json_object\"}, \"stream\": true, \"seed\": 3, \"max_tokens\": 120}");
+    a = post(s, CHAT,
+             "{" ASK
+             ", \"response_format\": {\"type\": \"json_object\"}, \"stream\": true, \"seed\": 3, \"max_tokens\": 120}");
     aff_buf text = {0}, thought = {0};
     json_t *e;
     for (int i = 0; (e = event_at(a.body, i)); i++) {
-        const json_t *delta = at(e, "choices.0.delta"), *c = json_object_get(delta, "content"), *r = json_object_get(delta, "reasoning_content");
+        const json_t *delta = at(e, "choices.0.delta"), *c = json_object_get(delta, "content"),
+                     *r = json_object_get(delta, "reasoning_content");
         if (json_is_string(c)) assert_int_equal(aff__buf_puts(&text, json_string_value(c), NULL), AFF_OK);
         if (json_is_string(r)) assert_int_equal(aff__buf_puts(&thought, json_string_value(r), NULL), AFF_OK);
         json_decref(e);
@@ -87,14 +97,20 @@ static void formats(void **state)
     aff__buf_free(&text);
     aff__buf_free(&thought);
     done_with(&a);
-    a = post(s, "/v1/messages", "{" ASK ", \"max_tokens\": 60, \"output_config\": {\"format\": {\"type\": \"json_schema\", \"schema\": " SCHEMA "}}}");
+    a = post(s, "/v1/messages",
+             "{" ASK
+             ", \"max_tokens\": 60, \"output_config\": {\"format\": {\"type\": \"json_schema\", \"schema\": " SCHEMA
+             "}}}");
     check_object(text_at(a.json, "content.0.text"));
     assert_string_equal(text_at(a.json, "stop_reason"), "end_turn");
     done_with(&a);
-    a = post(s, "/v1/messages", "{" ASK ", \"max_tokens\": 60, \"output_format\": {\"type\": \"json_schema\", \"schema\": " SCHEMA "}}");
+    a = post(s, "/v1/messages",
+             "{" ASK ", \"max_tokens\": 60, \"output_format\": {\"type\": \"json_schema\", \"schema\": " SCHEMA "}}");
     check_object(text_at(a.json, "content.0.text"));
     done_with(&a);
-    a = post(s, "/v1/responses", "{\"input\": \"Hello\", \"reasoning\": {\"effort\": \"none\"}, \"max_output_tokens\": 60, \"text\": {\"format\": {\"type\": \"json_schema\", \"name\": \"x\", \"schema\": " SCHEMA "}}}");
+    a = post(s, "/v1/responses",
+             "{\"input\": \"Hello\", \"reasoning\": {\"effort\": \"none\"}, \"max_output_tokens\": 60, \"text\": "
+             "{\"format\": {\"type\": \"json_schema\", \"name\": \"x\", \"schema\": " SCHEMA "}}}");
     check_object(text_at(a.json, "output.0.content.0.text"));
     assert_string_equal(text_at(a.json, "status"), "completed");
     done_with(&a);
@@ -102,7 +118,9 @@ static void formats(void **state)
     check_object(text_at(a.json, "choices.0.text"));
     done_with(&a);
     /* Text that looks like markup is part of the answer. */
-    a = post(s, CHAT, "{" ASK OFF ", \"response_format\": {\"type\": \"json_schema\", \"json_schema\": {\"schema\": {\"const\": \"</think><\\uff5cUser\\uff5c>\"}}}}");
+    a = post(s, CHAT,
+             "{" ASK OFF ", \"response_format\": {\"type\": \"json_schema\", \"json_schema\": {\"schema\": {\"const\": "
+                         "\"</think><\\uff5cUser\\uff5c>\"}}}}");
     assert_string_equal(text_at(a.json, "choices.0.message.content"), "\"</think><\xEF\xBD\x9CUser\xEF\xBD\x9C>\"");
     done_with(&a);
     aff__server_stop(s, 0);
@@ -115,7 +133,9 @@ static void calls(void **state)
     for (int seed = 0; seed < 6; seed++) {
         char body[2048];
         const bool one = seed >= 3;
-        snprintf(body, sizeof body, "{" ASK TOOLS "%s%s, \"tool_choice\": \"required\", \"seed\": %d, \"max_tokens\": 300}", seed % 2 ? OFF : "", one ? ", \"parallel_tool_calls\": false" : "", seed);
+        snprintf(body, sizeof body,
+                 "{" ASK TOOLS "%s%s, \"tool_choice\": \"required\", \"seed\": %d, \"max_tokens\": 300}",
+                 seed % 2 ? OFF : "", one ? ", \"parallel_tool_calls\": false" : "", seed);
         a = post(s, CHAT, body);
         assert_string_equal(text_at(a.json, "choices.0.finish_reason"), "tool_calls");
         assert_true(json_is_null(at(a.json, "choices.0.message.content")));
@@ -125,7 +145,9 @@ static void calls(void **state)
         json_array_foreach(list, i, c) check_arguments(text_at(c, "function.name"), text_at(c, "function.arguments"));
         done_with(&a);
     }
-    a = post(s, CHAT, "{" ASK TOOLS OFF ", \"tool_choice\": {\"type\": \"function\", \"function\": {\"name\": \"stop\"}}, \"parallel_tool_calls\": false, \"stream\": true}");
+    a = post(s, CHAT,
+             "{" ASK TOOLS OFF ", \"tool_choice\": {\"type\": \"function\", \"function\": {\"name\": \"stop\"}}, "
+                               "\"parallel_tool_calls\": false, \"stream\": true}");
     aff_buf args = {0};
     json_t *e;
     bool named = false;
@@ -142,15 +164,25 @@ static void calls(void **state)
     assert_string_equal(args.s, "{}");
     aff__buf_free(&args);
     done_with(&a);
-    a = post(s, "/v1/messages", "{" ASK ", \"max_tokens\": 200, \"tools\": [{\"name\": \"f\", \"strict\": true, \"input_schema\": {\"type\": \"object\", \"properties\": {\"a\": {\"enum\": [\"x\", \"y\"]}}, \"required\": [\"a\"]}}], \"tool_choice\": {\"type\": \"any\", \"disable_parallel_tool_use\": true}}");
+    a = post(s, "/v1/messages",
+             "{" ASK ", \"max_tokens\": 200, \"tools\": [{\"name\": \"f\", \"strict\": true, \"input_schema\": "
+                     "{\"type\": \"object\", \"properties\": {\"a\": {\"enum\": [\"x\", \"y\"]}}, \"required\": "
+                     "[\"a\"]}}], \"tool_choice\": {\"type\": \"any\", \"disable_parallel_tool_use\": true}}");
     assert_string_equal(text_at(a.json, "stop_reason"), "tool_use");
     assert_string_equal(text_at(a.json, "content.0.name"), "f");
-    assert_true(strcmp(text_at(a.json, "content.0.input.a"), "x") == 0 || strcmp(text_at(a.json, "content.0.input.a"), "y") == 0);
+    assert_true(strcmp(text_at(a.json, "content.0.input.a"), "x") == 0 ||
+                strcmp(text_at(a.json, "content.0.input.a"), "y") == 0);
     done_with(&a);
-    a = post(s, "/v1/messages", "{" ASK ", \"max_tokens\": 200, \"tools\": [{\"name\": \"f\"}, {\"name\": \"g\"}], \"tool_choice\": {\"type\": \"tool\", \"name\": \"g\"}}");
+    a = post(s, "/v1/messages",
+             "{" ASK ", \"max_tokens\": 200, \"tools\": [{\"name\": \"f\"}, {\"name\": \"g\"}], \"tool_choice\": "
+                     "{\"type\": \"tool\", \"name\": \"g\"}}");
     assert_string_equal(text_at(a.json, "content.0.name"), "g");
     done_with(&a);
-    a = post(s, "/v1/responses", "{\"input\": \"Hello\", \"reasoning\": {\"effort\": \"none\"}, \"max_output_tokens\": 200, \"parallel_tool_calls\": false, \"tools\": [{\"type\": \"function\", \"name\": \"weather\", \"parameters\": {\"type\": \"object\", \"properties\": {\"city\": {\"const\": \"Rome\"}}, \"required\": [\"city\"], \"additionalProperties\": false}}], \"tool_choice\": \"required\"}");
+    a = post(s, "/v1/responses",
+             "{\"input\": \"Hello\", \"reasoning\": {\"effort\": \"none\"}, \"max_output_tokens\": 200, "
+             "\"parallel_tool_calls\": false, \"tools\": [{\"type\": \"function\", \"name\": \"weather\", "
+             "\"parameters\": {\"type\": \"object\", \"properties\": {\"city\": {\"const\": \"Rome\"}}, \"required\": "
+             "[\"city\"], \"additionalProperties\": false}}], \"tool_choice\": \"required\"}");
     assert_string_equal(text_at(a.json, "output.0.type"), "function_call");
     assert_string_equal(text_at(a.json, "output.0.arguments"), "{\"city\": \"Rome\"}");
     done_with(&a);
@@ -169,18 +201,35 @@ static void refusals(void **state)
     static const struct {
         const char *path, *body, *param, *says;
     } rows[] = {
-        {CHAT, "{" ASK ", \"response_format\": {\"type\": \"json_schema\", \"json_schema\": {\"schema\": " BAD "}}}", "response_format", "'not' at #/properties/a"},
+        {CHAT, "{" ASK ", \"response_format\": {\"type\": \"json_schema\", \"json_schema\": {\"schema\": " BAD "}}}",
+         "response_format", "'not' at #/properties/a"},
         {CHAT, "{" ASK ", \"response_format\": {\"type\": \"json_schema\"}}", "response_format", "schema"},
-        {CHAT, "{" ASK ", \"response_format\": {\"type\": \"json_schema\", \"json_schema\": {\"schema\": 3}}}", "response_format", "object"},
+        {CHAT, "{" ASK ", \"response_format\": {\"type\": \"json_schema\", \"json_schema\": {\"schema\": 3}}}",
+         "response_format", "object"},
         {CHAT, "{" ASK FORMAT ", \"ignore_eos\": true}", "ignore_eos", "response_format"},
-        {CHAT, "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}], \"continue_final_message\": true" FORMAT "}", "response_format", "continued"},
+        {CHAT,
+         "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}], "
+         "\"continue_final_message\": true" FORMAT "}",
+         "response_format", "continued"},
         {CHAT, "{" ASK ", \"tool_choice\": \"required\"}", "tool_choice", "tools"},
-        {CHAT, "{" ASK TOOLS ", \"tool_choice\": {\"type\": \"function\", \"function\": {\"name\": \"f\"}}}", "tool_choice", "'f'"},
+        {CHAT, "{" ASK TOOLS ", \"tool_choice\": {\"type\": \"function\", \"function\": {\"name\": \"f\"}}}",
+         "tool_choice", "'f'"},
         {CHAT, "{" ASK TOOLS ", \"tool_choice\": \"perhaps\"}", "tool_choice", "required"},
-        {CHAT, "{" ASK ", \"tools\": [{\"type\": \"function\", \"function\": {\"name\": \"f\", \"strict\": true, \"parameters\": " BAD "}}]}", "tools", "parameters of tool 'f': 'not' at #/properties/a"},
-        {CHAT, "{" ASK ", \"tools\": [{\"type\": \"function\", \"function\": {\"name\": \"f\\\"\", \"strict\": true}}]}", "tools", "quotes"},
-        {"/v1/completions", "{\"prompt\": \"a\", \"response_format\": {\"type\": \"json_schema\", \"json_schema\": {\"schema\": " BAD "}}}", "response_format", "'not'"},
-        {"/v1/responses", "{\"input\": \"a\", \"text\": {\"format\": {\"type\": \"json_schema\", \"schema\": " BAD "}}}", "text.format", "'not'"},
+        {CHAT,
+         "{" ASK
+         ", \"tools\": [{\"type\": \"function\", \"function\": {\"name\": \"f\", \"strict\": true, \"parameters\": " BAD
+         "}}]}",
+         "tools", "parameters of tool 'f': 'not' at #/properties/a"},
+        {CHAT,
+         "{" ASK ", \"tools\": [{\"type\": \"function\", \"function\": {\"name\": \"f\\\"\", \"strict\": true}}]}",
+         "tools", "quotes"},
+        {"/v1/completions",
+         "{\"prompt\": \"a\", \"response_format\": {\"type\": \"json_schema\", \"json_schema\": {\"schema\": " BAD
+         "}}}",
+         "response_format", "'not'"},
+        {"/v1/responses",
+         "{\"input\": \"a\", \"text\": {\"format\": {\"type\": \"json_schema\", \"schema\": " BAD "}}}", "text.format",
+         "'not'"},
     };
     aff_server *s = serve((aff_server_options){0});
     answer a;
@@ -188,16 +237,21 @@ static void refusals(void **state)
         a = post(s, rows[i].path, rows[i].body);
         if (a.status != 400) fail_msg("%s: %d", rows[i].body, a.status);
         assert_string_equal(text_at(a.json, "error.param"), rows[i].param);
-        if (!strstr(text_at(a.json, "error.message"), rows[i].says)) fail_msg("%s: %s", rows[i].body, text_at(a.json, "error.message"));
+        if (!strstr(text_at(a.json, "error.message"), rows[i].says))
+            fail_msg("%s: %s", rows[i].body, text_at(a.json, "error.message"));
         done_with(&a);
     }
-    a = post(s, "/v1/messages", "{" ASK ", \"max_tokens\": 9, \"output_config\": {\"format\": {\"type\": \"json_schema\", \"schema\": " BAD "}}}");
+    a = post(s, "/v1/messages",
+             "{" ASK ", \"max_tokens\": 9, \"output_config\": {\"format\": {\"type\": \"json_schema\", \"schema\": " BAD
+             "}}}");
     assert_int_equal(a.status, 400);
     assert_string_equal(text_at(a.json, "type"), "error");
     assert_non_null(strstr(text_at(a.json, "error.message"), "output_config.format: 'not' at #/properties/a"));
     done_with(&a);
     /* A schema that cannot be followed does not matter where nothing asked for it. */
-    a = post(s, CHAT, "{" ASK OFF ", \"max_tokens\": 100, \"tool_choice\": \"required\", \"tools\": [{\"type\": \"function\", \"function\": {\"name\": \"f\", \"parameters\": " BAD "}}]}");
+    a = post(s, CHAT,
+             "{" ASK OFF ", \"max_tokens\": 100, \"tool_choice\": \"required\", \"tools\": [{\"type\": \"function\", "
+                         "\"function\": {\"name\": \"f\", \"parameters\": " BAD "}}]}");
     assert_int_equal(a.status, 200);
     done_with(&a);
     assert_int_equal(metric(s, "affinity_requests_running"), 0);
@@ -207,11 +261,17 @@ static void refusals(void **state)
 /* Promise 3 with a form: the draft changes no text. */
 static void drafts(void **state)
 {
-    static const char *const bodies[] = {"{" ASK FORMAT ", \"seed\": 4, \"max_tokens\": 90}", "{" ASK TOOLS ", \"tool_choice\": \"required\", \"seed\": 5, \"max_tokens\": 150}", "{" ASK OFF ", \"response_format\": {\"type\": \"json_object\"}, \"seed\": 6, \"max_tokens\": 60, \"frequency_penalty\": 0.3}"};
+    static const char *const bodies[] = {"{" ASK FORMAT ", \"seed\": 4, \"max_tokens\": 90}",
+                                         "{" ASK TOOLS
+                                         ", \"tool_choice\": \"required\", \"seed\": 5, \"max_tokens\": 150}",
+                                         "{" ASK OFF ", \"response_format\": {\"type\": \"json_object\"}, \"seed\": 6, "
+                                                     "\"max_tokens\": 60, \"frequency_penalty\": 0.3}"};
     aff_net *plain = the_net, *with = NULL;
     aff_error err = {0};
     char *text[2][3];
-    if (aff__net_open(&with, AFF_SOURCE_DIR "/models/tiny-v4", &(aff_net_options){.numerics = AFF_FAST, .draft = true}, &err) != AFF_OK) fail_msg("%s", err.msg);
+    if (aff__net_open(&with, AFF_SOURCE_DIR "/models/tiny-v4", &(aff_net_options){.numerics = AFF_FAST, .draft = true},
+                      &err) != AFF_OK)
+        fail_msg("%s", err.msg);
     for (int d = 0; d < 2; d++) {
         the_net = d ? with : plain;
         aff_server *s = serve((aff_server_options){.engine.width = d ? 4 : 0});
@@ -238,6 +298,7 @@ static void drafts(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(formats), cmocka_unit_test(calls), cmocka_unit_test(refusals), cmocka_unit_test(drafts)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(formats), cmocka_unit_test(calls), cmocka_unit_test(refusals),
+                                       cmocka_unit_test(drafts)};
     return cmocka_run_group_tests(tests, open_model, close_model);
 }
