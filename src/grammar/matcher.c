@@ -11,7 +11,6 @@
 #include <string.h>
 
 enum {
-    MOST_DEPTH = 192,     /* frames; an object or array takes one or two */
     MOST_NODES = 1 << 22, /* within one pass */
     MOST_STATES = 1 << 17,
     MOST_CELLS = 1 << 24,   /* transitions */
@@ -133,7 +132,7 @@ static uint32_t node_of(aff_matcher *m, uint32_t pc, uint32_t count, uint32_t pa
 
 static void push(aff_matcher *m, uint32_t pc, uint32_t count, uint32_t parent)
 {
-    if (m->g->cost[pc] == G_INF || m->node[parent].depth + m->g->height[pc] >= MOST_DEPTH) return;
+    if (m->g->cost[pc] == G_INF || m->node[parent].depth + m->g->height[pc] >= G_DEPTH) return;
     if (room(m, &m->todo, m->n_todo, 1, &m->cap_todo, sizeof *m->todo, MOST_NODES))
         m->todo[m->n_todo++] = (node){.pc = pc, .count = count, .parent = parent};
 }
@@ -164,12 +163,12 @@ static void expand(aff_matcher *m, node x)
         push(m, i->a, x.count, x.parent);
         return;
     case OP_CALL:
-        push(m, m->g->rule[i->a].start, 0, frame(m, i->next, x.count, x.parent));
+        push(m, m->g->rule[i->a], 0, frame(m, i->next, x.count, x.parent));
         return;
     case OP_LOOP:
         if (x.count >= i->min) push(m, i->next, 0, x.parent);
         if (x.count < i->max)
-            push(m, m->g->rule[i->a].start, 0,
+            push(m, m->g->rule[i->a], 0,
                  node_of(m, x.pc, i->max == G_INF && x.count >= i->min ? x.count : x.count + 1, x.parent));
         return;
     case OP_TEXT:
@@ -481,8 +480,8 @@ static void empty(aff_matcher *m)
 /* Node i of the old tables in the new ones. */
 static uint32_t copy_node(aff_matcher *m, const node *old, uint32_t i)
 {
-    uint32_t chain[MOST_DEPTH + 2], n = 0, to = 0;
-    for (; i && n < MOST_DEPTH + 2; i = old[i].parent) chain[n++] = i;
+    uint32_t chain[G_DEPTH + 2], n = 0, to = 0;
+    for (; i && n < G_DEPTH + 2; i = old[i].parent) chain[n++] = i;
     while (n--) to = node_of(m, old[chain[n]].pc, old[chain[n]].count, to);
     return to;
 }

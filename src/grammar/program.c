@@ -129,8 +129,19 @@ uint32_t g_rule_new(g_builder *b)
         if (b->status != AFF_OK) return 0;
         g->cap_rule = cap;
     }
-    g->rule[g->n_rule] = (g_rule){.start = G_FAIL};
+    g->rule[g->n_rule] = G_FAIL;
     return g->n_rule++;
+}
+
+void g_part(g_builder *b)
+{
+    aff_grammar *g = b->g;
+    if (b->status == AFF_OK && g->n_part == g->cap_part) {
+        const uint32_t cap = g->cap_part ? g->cap_part * 2 : 64;
+        b->status = aff__realloc(&g->part, cap, sizeof *g->part, "grammar", b->err);
+        if (b->status == AFF_OK) g->cap_part = cap;
+    }
+    if (b->status == AFF_OK) g->part[g->n_part++] = g->n;
 }
 
 /* ---- common pieces ---- */
@@ -188,7 +199,7 @@ uint32_t g_utf8(g_builder *b, uint32_t lo, uint32_t hi, uint32_t next)
 static uint32_t rule_at(g_builder *b, uint32_t start)
 {
     const uint32_t r = g_rule_new(b);
-    if (b->status == AFF_OK) b->g->rule[r].start = start;
+    if (b->status == AFF_OK) b->g->rule[r] = start;
     return r;
 }
 
@@ -286,6 +297,7 @@ void aff__grammar_free(aff_grammar *g)
     free(g->set);
     free(g->set_slot);
     free(g->rule);
+    free(g->part);
     free(g->cost);
     free(g->height);
     free(g);
@@ -302,7 +314,7 @@ uint32_t g_cost(const aff_grammar *g, uint32_t pc, uint32_t count)
 {
     const g_instr *i = &g->ins[pc];
     const uint32_t missing = i->min > count ? i->min - count : 0;
-    if (i->op == OP_LOOP) return g_sum(times(missing, g->rule[i->a].cost), g->cost[i->next]);
+    if (i->op == OP_LOOP) return g_sum(times(missing, g->cost[g->rule[i->a]]), g->cost[i->next]);
     if (i->op == OP_TEXT || i->op == OP_LEAST) return g_sum(missing, g->cost[i->next]);
     return g->cost[pc];
 }
@@ -319,10 +331,10 @@ static uint32_t height_of(const aff_grammar *g, const g_instr *i)
     case OP_SPLIT:
         return g->height[i->a] < next ? g->height[i->a] : next;
     case OP_CALL:
-        h = g_sum(1, g->rule[i->a].height);
+        h = g_sum(1, g->height[g->rule[i->a]]);
         break;
     case OP_LOOP:
-        h = i->min ? g_sum(1, g->rule[i->a].height) : 0;
+        h = i->min ? g_sum(1, g->height[g->rule[i->a]]) : 0;
         break;
     case OP_TEXT:
         h = i->min ? 1 : 0;
@@ -386,7 +398,7 @@ static uint32_t new_cost(const aff_grammar *g, uint32_t pc, const uint32_t *run,
     case OP_SPLIT:
         return g->cost[i->a] < g->cost[i->next] ? g->cost[i->a] : g->cost[i->next];
     case OP_CALL:
-        return g_sum(g->rule[i->a].cost, g->cost[i->next]);
+        return g_sum(g->cost[g->rule[i->a]], g->cost[i->next]);
     case OP_TICK:
         return g->cost[i->next];
     default:
@@ -399,21 +411,20 @@ static aff_status find_costs(aff_grammar *g, const uint32_t *run, const uint32_t
     uint64_t work = 0;
     memset(g->cost, 0xFF, g->n * sizeof *g->cost);
     memset(g->height, 0xFF, g->n * sizeof *g->height);
-    for (uint32_t r = 0; r < g->n_rule; r++) g->rule[r].cost = g->rule[r].height = G_INF;
     for (bool changed = true; changed;) {
         changed = false;
         work += g->n;
         if (work > MOST_WORK) return aff__fail(err, AFF_E_INVALID, "the schema is too complex: make it less deep");
-        for (uint32_t pc = 0; pc < g->n; pc++) {
-            if (pc == G_FAIL) continue;
-            const uint32_t cost = new_cost(g, pc, run, end), height = height_of(g, &g->ins[pc]);
-            changed |= cost != g->cost[pc] || height != g->height[pc];
-            g->cost[pc] = cost;
-            g->height[pc] = height;
-        }
-        for (uint32_t r = 0; r < g->n_rule; r++) {
-            g->rule[r].cost = g->cost[g->rule[r].start];
-            g->rule[r].height = g->height[g->rule[r].start];
+        for (uint32_t p = g->n_part + 1, end_of = g->n; p-- > 0;) {
+            const uint32_t begin = p ? g->part[p - 1] : 0;
+            for (uint32_t pc = begin; pc < end_of; pc++) {
+                if (pc == G_FAIL) continue;
+                const uint32_t cost = new_cost(g, pc, run, end), height = height_of(g, &g->ins[pc]);
+                changed |= cost != g->cost[pc] || height != g->height[pc];
+                g->cost[pc] = cost;
+                g->height[pc] = height;
+            }
+            end_of = begin;
         }
     }
     return AFF_OK;
@@ -479,5 +490,7 @@ aff_status g_finish(g_builder *b, uint32_t root)
     g->set_slot = NULL;
     g->root_cost = g->cost[root];
     if (g->root_cost == G_INF) return aff__fail(b->err, AFF_E_INVALID, "no value fits the schema");
+    if (g->height[root] + 1 >= G_DEPTH)
+        return aff__fail(b->err, AFF_E_INVALID, "no value fits the schema without being nested too deep");
     return AFF_OK;
 }

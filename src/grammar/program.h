@@ -8,6 +8,7 @@
 #include "grammar/grammar.h"
 
 #define G_INF UINT32_MAX
+enum { G_DEPTH = 192 }; /* frames; an object or array takes one or two */
 
 enum {
     G_RET,    /* place 0: the end of a rule */
@@ -37,10 +38,6 @@ typedef struct g_instr {
     uint32_t a, next, min, max;
 } g_instr;
 
-typedef struct g_rule {
-    uint32_t start, cost, height; /* fewest tokens to its end; frames that takes */
-} g_rule;
-
 struct aff_grammar {
     const aff_vocab *vocab;
     g_instr *ins;
@@ -49,9 +46,12 @@ struct aff_grammar {
     uint32_t n_set, cap_set;
     uint32_t *set_slot; /* hash table, while building */
     uint32_t n_slot;
-    g_rule *rule;
+    uint32_t *rule; /* where each begins */
     uint32_t n_rule, cap_rule;
-    uint32_t *cost, *height; /* [n], from a place with count 0 to the end of its rule */
+    uint32_t
+        *part; /* where a stretch of instructions begins that was written in one go; calls lead mostly to later ones */
+    uint32_t n_part, cap_part;
+    uint32_t *cost, *height; /* [n], from a place with count 0 to the end of its rule: fewest tokens, frames */
     /* What a byte class does in running text: the place of a rule that reads the rest of a character, or one of these.
      */
     uint32_t text[AFF_TEXT_KINDS][256];
@@ -88,6 +88,7 @@ uint32_t g_chars(g_builder *b, aff_text_kind kind, uint32_t min, uint32_t max, u
 uint32_t g_hub(g_builder *b); /* a place to be defined later, for cycles */
 void g_define(g_builder *b, uint32_t hub, uint32_t target);
 uint32_t g_rule_new(g_builder *b);
+void g_part(g_builder *b);                  /* a new stretch begins */
 uint32_t g_ws(g_builder *b, uint32_t next); /* optional white space */
 uint32_t g_digits(g_builder *b, uint32_t min, uint32_t max, uint32_t next);
 /* Characters lo..hi, 0x80 or above, without surrogates, as UTF-8. */

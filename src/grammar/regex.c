@@ -1,5 +1,5 @@
-/* regex.c - patterns made deterministic, combined with the length, and written as instructions. Deterministic beforehand,
- * so that a pattern that explodes is refused with the request. */
+/* regex.c - patterns made deterministic, combined with the length, and written as instructions. Deterministic
+ * beforehand, so that a pattern that explodes is refused with the request. */
 #include "grammar/regex.h"
 #include "base/mem.h"
 #include <stdio.h>
@@ -156,7 +156,7 @@ static uint32_t through(g_builder *b, const regex *r, product *p, uint32_t d, ui
         const uint32_t rule = g_rule_new(b), start = one_character(b, r, d, to, G_RET);
         if (b->status == AFF_OK) b->status = aff__realloc(&p->arms, p->n_arms + 1, sizeof *p->arms, "pattern", b->err);
         if (b->status != AFF_OK) return G_FAIL;
-        b->g->rule[rule].start = start;
+        b->g->rule[rule] = start;
         i = p->n_arms++;
         p->arms[i] = (arm){d, to, rule, p->first[d]};
         p->first[d] = i;

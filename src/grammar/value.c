@@ -281,7 +281,7 @@ static uint32_t array(compiler *c, const flat *f, uint32_t next)
     if (most > n) { /* items beyond the prefix */
         const uint32_t item = value_rule_of(c, f->items, VALUE_JSON), again = g_rule_new(b);
         const uint32_t body = g_text(b, ",", g_ws(b, g_call(b, item, G_RET)));
-        if (b->status == AFF_OK) b->g->rule[again].start = body;
+        if (b->status == AFF_OK) b->g->rule[again] = body;
         const uint32_t first = n ? n : 1, min = f->min_items > first ? f->min_items - first : 0;
         at = g_loop(b, again, min, most == G_INF ? G_INF : most - first, close);
         if (!n) at = g_call(b, item, at);
@@ -430,9 +430,10 @@ void value_compile_all(compiler *c)
         const value_rule r = c->rules[c->done++];
         flat_list l = {0};
         uint32_t at = G_FAIL;
+        g_part(&c->b);
         schema_flatten(&c->s, r.schema, &l);
         for (size_t i = 0; i < l.n; i++) at = g_or(&c->b, at, one_value(c, r.schema, &l.f[i], r.mode, G_RET));
         schema_free(&l);
-        if (c->b.status == AFF_OK) c->b.g->rule[r.rule].start = at;
+        if (c->b.status == AFF_OK) c->b.g->rule[r.rule] = at;
     }
 }

@@ -300,11 +300,43 @@ static void refused(void **state)
     }
 }
 
+/* Large, but not without end: what is refused is so at once. */
+static void large(void **state)
+{
+    static char text[1 << 20];
+    size_t n = 0;
+    json_t *v;
+    aff_grammar *g;
+    aff_error err = {0};
+    n = (size_t)sprintf(text, "{\"$ref\": \"#/$defs/d0\", \"$defs\": {\"d1000\": {}");
+    for (int i = 0; i < 1000; i++)
+        n += (size_t)sprintf(
+            text + n, ", \"d%d\": {\"type\": \"array\", \"items\": {\"$ref\": \"#/$defs/d%d\"}, \"minItems\": 1}", i,
+            i + 1);
+    strcpy(text + n, "}}");
+    v = parse(text);
+    assert_int_equal(aff__grammar_compile(&g, vocab, &(aff_grammar_request){.schema = v}, &err), AFF_E_INVALID);
+    assert_non_null(strstr(err.msg, "too deep"));
+    json_decref(v);
+    n = (size_t)sprintf(text, "{\"type\": \"object\", \"additionalProperties\": false, \"properties\": {\"a\": true");
+    for (int i = 0; i < 999; i++) n += (size_t)sprintf(text + n, ", \"property %d\": {\"type\": \"integer\"}", i);
+    strcpy(text + n, "}}");
+    check(text,
+          YES("{}", "{\"a\": 1, \"property 998\": 1}", "{\"property 7\": 1, \"property 77\": 2, \"property 777\": 3}"),
+          NO("{\"property 999\": 1}", "{\"property 7\": 1, \"property 6\": 2}"));
+    n -= 1;
+    strcpy(text + n, "}, \"b\": true}}");
+    v = parse(text);
+    assert_int_equal(aff__grammar_compile(&g, vocab, &(aff_grammar_request){.schema = v}, &err), AFF_E_INVALID);
+    assert_non_null(strstr(err.msg, "'properties' at #: expected at most 1000, got 1001"));
+    json_decref(v);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(any_json), cmocka_unit_test(objects),
-                                       cmocka_unit_test(arrays),   cmocka_unit_test(numbers),
-                                       cmocka_unit_test(strings),  cmocka_unit_test(combinations),
-                                       cmocka_unit_test(depth),    cmocka_unit_test(refused)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_json), cmocka_unit_test(objects), cmocka_unit_test(arrays),
+        cmocka_unit_test(numbers),  cmocka_unit_test(strings), cmocka_unit_test(combinations),
+        cmocka_unit_test(depth),    cmocka_unit_test(refused), cmocka_unit_test(large)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }
