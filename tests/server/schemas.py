@@ -148,7 +148,7 @@ def check(s, text):
 def ask(url, i, s, calls):
     """What became of one request: stop, length, refused; and what is wrong with it."""
     r = random.Random(i)
-    body = {"messages": [{"role": "user", "content": "Give me an example."}], "seed": i, "max_tokens": r.randrange(250, 450), "thinking": {"type": "enabled" if i % 4 == 0 else "disabled"}, "temperature": r.choice([0.7, 1, 1.3])}
+    body = {"messages": [{"role": "user", "content": "Give me an example."}], "seed": i, "max_tokens": r.randrange(200, 320), "thinking": {"type": "enabled" if i % 8 == 0 else "disabled"}, "temperature": r.choice([0.7, 1, 1.3])}
     if calls:
         body["tools"] = [{"type": "function", "function": {"name": "use", "strict": True, "parameters": {"type": "object", "properties": {"arg": s}, "required": ["arg"], "additionalProperties": False, **({"$defs": s["$defs"]} if isinstance(s, dict) and "$defs" in s else {})}}}]
         body["tool_choice"] = "required"
