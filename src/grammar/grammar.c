@@ -7,26 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SPELLED                                                                                                        \
-    "\xEF\xBD\x9C"                                                                                                     \
-    "DSML\xEF\xBD\x9C"
-
 typedef struct tags {
     const char *calls, *invoke, *parameter; /* names, with the space that V4.1 puts in front */
 } tags;
-
-static uint32_t mark(g_builder *b, uint32_t next)
-{
-    return g_text(b, b->g->vocab->marked ? "\xFF" : SPELLED, next);
-}
-static uint32_t opening(g_builder *b, const char *tag, uint32_t next)
-{
-    return g_text(b, "<", mark(b, g_text(b, tag, next)));
-}
-static uint32_t closing(g_builder *b, const char *tag, uint32_t next)
-{
-    return g_text(b, "</", mark(b, g_text(b, tag, g_text(b, ">", next))));
-}
 
 /* ---- calls ---- */
 
@@ -55,9 +38,8 @@ static uint32_t parameters(compiler *c, const tags *t, const json_t *schema, uin
     const flat any = {.types = T_ANY};
     flat_list l = {0};
     uint32_t at = G_FAIL;
-    char close[64];
-    snprintf(close, sizeof close, "\n</%s%s>", b->g->vocab->marked ? "\xFF" : SPELLED, t->invoke);
-    const member_form form = {"\n", "", close, true, t->parameter};
+    const member_form form = {"\n", "", "", true, t->parameter};
+    next = g_text(b, "\n", g_closing(b, t->invoke, next));
     if (!schema) return value_members(c, &any, &form, next);
     schema_flatten(&c->s, schema, &l);
     for (size_t i = 0; i < l.n && b->status == AFF_OK; i++) {
@@ -106,7 +88,7 @@ static uint32_t invoke(compiler *c, const aff_grammar_request *r, const tags *t,
     const uint32_t at = parameters(c, t, schema, next);
     value_compile_all(c); /* while its schema is the one that references are looked up in */
     c->s.name = r->name;
-    return opening(&c->b, t->invoke, g_text(&c->b, " name=\"", g_text(&c->b, name, g_text(&c->b, "\">\n", at))));
+    return g_opening(&c->b, t->invoke, g_text(&c->b, " name=\"", g_text(&c->b, name, g_text(&c->b, "\">\n", at))));
 }
 
 /* A block of calls behind its opening "<" and marker. */
@@ -126,7 +108,7 @@ static uint32_t block(compiler *c, const aff_grammar_request *r, const tags *t)
         if (r->only && strcmp(r->only, json_string_value(name)) != 0) continue;
         calls = g_or(b, calls, invoke(c, r, t, tool, json_string_value(name), after));
     }
-    const uint32_t end = g_text(b, "\n", closing(b, t->calls, G_ACCEPT));
+    const uint32_t end = g_text(b, "\n", g_closing(b, t->calls, G_ACCEPT));
     g_define(b, after, r->one_call ? end : g_or(b, end, g_text(b, "\n", calls)));
     return g_text(b, t->calls, g_text(b, ">\n", calls));
 }
@@ -199,11 +181,11 @@ static uint32_t root_of(compiler *c, const aff_grammar_request *r, uint32_t *ins
     }
     if (r->calls != AFF_CALLS_NONE) {
         *inside = block(c, r, r->v41 ? &v41 : &v4);
-        *answer = g_or(b, *answer, g_text(b, "\n\n<", mark(b, *inside)));
+        *answer = g_or(b, *answer, g_text(b, "\n\n<", g_mark(b, *inside)));
     }
     const bool form = r->schema || r->calls == AFF_CALLS_REQUIRED;
     const int marked = b->g->vocab->marked; /* else no token is a byte 0xFF */
-    const stop_string stop[] = {{"</think>", *answer}, {"<" SPELLED, *inside}, {"<\xFF", *inside}};
+    const stop_string stop[] = {{"</think>", *answer}, {"<" AFF_VOCAB_MARKER, *inside}, {"<\xFF", *inside}};
     if (!form) return free_text(b, stop + 1, 1 + marked, G_OPEN);
     if (!r->thinking) return *answer;
     return free_text(b, stop, r->calls == AFF_CALLS_NONE ? 1 : 2 + marked, G_FAIL);

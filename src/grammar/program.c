@@ -155,6 +155,21 @@ uint32_t g_ws(g_builder *b, uint32_t next)
     return g_or(b, next, g_call(b, b->ws, next));
 }
 
+uint32_t g_mark(g_builder *b, uint32_t next)
+{
+    return g_text(b, b->g->vocab->marked ? "\xFF" : AFF_VOCAB_MARKER, next);
+}
+
+uint32_t g_opening(g_builder *b, const char *tag, uint32_t next)
+{
+    return g_text(b, "<", g_mark(b, g_text(b, tag, next)));
+}
+
+uint32_t g_closing(g_builder *b, const char *tag, uint32_t next)
+{
+    return g_text(b, "</", g_mark(b, g_text(b, tag, g_text(b, ">", next))));
+}
+
 /* Bytes lo[0..n) to hi[0..n), the same length of UTF-8. */
 static uint32_t utf8_span(g_builder *b, const uint8_t *lo, const uint8_t *hi, int n, uint32_t next)
 {
@@ -488,8 +503,7 @@ aff_status g_finish(g_builder *b, uint32_t root)
     find_classes(g);
     free(g->set_slot);
     g->set_slot = NULL;
-    g->root_cost = g->cost[root];
-    if (g->root_cost == G_INF) return aff__fail(b->err, AFF_E_INVALID, "no value fits the schema");
+    if (g->cost[root] == G_INF) return aff__fail(b->err, AFF_E_INVALID, "no value fits the schema");
     if (g->height[root] + 1 >= G_DEPTH)
         return aff__fail(b->err, AFF_E_INVALID, "no value fits the schema without being nested too deep");
     return AFF_OK;

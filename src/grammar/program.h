@@ -45,11 +45,9 @@ struct aff_grammar {
     uint64_t (*set)[4]; /* of bytes; after g_finish of byte classes */
     uint32_t n_set, cap_set;
     uint32_t *set_slot; /* hash table, while building */
-    uint32_t n_slot;
-    uint32_t *rule; /* where each begins */
+    uint32_t *rule;     /* where each begins */
     uint32_t n_rule, cap_rule;
-    uint32_t
-        *part; /* where a stretch of instructions begins that was written in one go; calls lead mostly to later ones */
+    uint32_t *part; /* beginnings of stretches of instructions; calls lead mostly to later ones */
     uint32_t n_part, cap_part;
     uint32_t *cost, *height; /* [n], from a place with count 0 to the end of its rule: fewest tokens, frames */
     /* What a byte class does in running text: the place of a rule that reads the rest of a character, or one of these.
@@ -57,7 +55,7 @@ struct aff_grammar {
     uint32_t text[AFF_TEXT_KINDS][256];
     uint8_t class_of[256];
     int n_class;
-    uint32_t root, root_cost;
+    uint32_t root;
     uint32_t free_cost; /* the most that a token of free text can bring about */
 };
 enum { G_FREE = 1, G_LOOSE };
@@ -67,9 +65,7 @@ typedef struct g_builder {
     aff_grammar *g;
     aff_status status; /* of the first failure: everything after it does nothing */
     aff_error *err;
-    uint32_t ws;    /* rule of white space, G_INF: not built yet */
-    uint32_t digit; /* rule of one digit */
-    bool has_text;
+    uint32_t ws, digit; /* rules: white space that is there, one digit */
 } g_builder;
 
 aff_status g_begin(g_builder *b, const aff_vocab *v, aff_error *err);
@@ -91,6 +87,10 @@ uint32_t g_rule_new(g_builder *b);
 void g_part(g_builder *b);                  /* a new stretch begins */
 uint32_t g_ws(g_builder *b, uint32_t next); /* optional white space */
 uint32_t g_digits(g_builder *b, uint32_t min, uint32_t max, uint32_t next);
+/* Tags of calls: "<" or "</", the marker, the name, for the closing one ">". */
+uint32_t g_mark(g_builder *b, uint32_t next);
+uint32_t g_opening(g_builder *b, const char *tag, uint32_t next);
+uint32_t g_closing(g_builder *b, const char *tag, uint32_t next);
 /* Characters lo..hi, 0x80 or above, without surrogates, as UTF-8. */
 uint32_t g_utf8(g_builder *b, uint32_t lo, uint32_t hi, uint32_t next);
 /* A string of running text to `next`, which begins with '<', and which the text cannot run into. */

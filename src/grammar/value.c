@@ -165,11 +165,7 @@ static uint32_t member_value(compiler *c, const json_t *schema, const member_for
 {
     g_builder *b = &c->b;
     if (!form->tags) return g_ws(b, g_call(b, value_rule_of(c, schema, VALUE_JSON), next));
-    const uint32_t close = g_text(b,
-                                  c->b.g->vocab->marked ? "</\xFF"
-                                                        : "</\xEF\xBD\x9C"
-                                                          "DSML\xEF\xBD\x9C",
-                                  g_text(b, form->parameter, g_text(b, ">", next)));
+    const uint32_t close = g_closing(b, form->parameter, next);
     const uint32_t string = g_text(b, "true\">", g_call(b, value_rule_of(c, schema, VALUE_RAW), close));
     const uint32_t rest = g_text(b, "false\">", g_call(b, value_rule_of(c, schema, VALUE_REST), close));
     return g_or(b, string, rest);
@@ -177,12 +173,7 @@ static uint32_t member_value(compiler *c, const json_t *schema, const member_for
 
 static uint32_t key_open(g_builder *b, const member_form *form, uint32_t next)
 {
-    if (!form->tags) return next;
-    return g_text(b,
-                  b->g->vocab->marked ? "<\xFF"
-                                      : "<\xEF\xBD\x9C"
-                                        "DSML\xEF\xBD\x9C",
-                  g_text(b, form->parameter, g_text(b, " name=\"", next)));
+    return form->tags ? g_opening(b, form->parameter, g_text(b, " name=\"", next)) : g_text(b, "\"", next);
 }
 
 static uint32_t member(compiler *c, const char *key, const json_t *schema, const member_form *form, uint32_t next)
@@ -191,13 +182,9 @@ static uint32_t member(compiler *c, const char *key, const json_t *schema, const
     g_builder *b = &c->b;
     if (b->status != AFF_OK) return G_FAIL;
     const uint32_t value = member_value(c, schema, form, next);
-    uint32_t at;
-    if (form->tags) {
-        at = key_open(b, form, g_text(b, key, g_text(b, "\" string=\"", value)));
-    } else {
-        if (b->status == AFF_OK) b->status = aff__json_put_string(&text, key, strlen(key), b->err);
-        at = g_literal(b, text.s, text.n, g_text(b, ":", value));
-    }
+    if (form->tags) return key_open(b, form, g_text(b, key, g_text(b, "\" string=\"", value)));
+    if (b->status == AFF_OK) b->status = aff__json_put_string(&text, key, strlen(key), b->err);
+    const uint32_t at = g_literal(b, text.s, text.n, g_text(b, ":", value));
     aff__buf_free(&text);
     return at;
 }
@@ -209,8 +196,7 @@ static uint32_t other_member(compiler *c, const json_t *known, const json_t *sch
     g_builder *b = &c->b;
     const uint32_t value = member_value(c, schema, form, next);
     const uint32_t after = g_text(b, form->tags ? "\" string=\"" : "\":", value);
-    return key_open(b, form,
-                    form->tags ? other_key(c, known, true, after) : g_text(b, "\"", other_key(c, known, false, after)));
+    return key_open(b, form, other_key(c, known, form->tags, after));
 }
 
 enum { MOST_KEY = 512 };

@@ -6,9 +6,7 @@
 #include <string.h>
 
 enum { MARK = 0xFF, LONGEST = 4096 };
-static const char spelling[] = "\xEF\xBD\x9C"
-                               "DSML"
-                               "\xEF\xBD\x9C";
+static const char spelling[] = AFF_VOCAB_MARKER;
 
 typedef struct entry {
     const uint8_t *s;

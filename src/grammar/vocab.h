@@ -12,6 +12,11 @@
 /* Kinds of running text: within a JSON string, and as it is between tags. */
 typedef enum aff_text_kind { AFF_TEXT_JSON, AFF_TEXT_RAW, AFF_TEXT_KINDS } aff_text_kind;
 
+#define AFF_VOCAB_MARKER                                                                                               \
+    "\xEF\xBD\x9C"                                                                                                     \
+    "DSML"                                                                                                             \
+    "\xEF\xBD\x9C"
+
 typedef struct aff_trie_node {
     uint32_t skip;  /* the first node that is not below this one */
     int32_t token;  /* that ends here, -1: none */
