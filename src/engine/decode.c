@@ -51,14 +51,16 @@ static void note_guess(aff_engine *e, aff_slot *s)
     memcpy(g->conf, s->conf, sizeof g->conf);
 }
 
-/* Proposals as they came from outside, up to what can be fed; nothing comes after the end. */
+/* Proposals as they came from outside, up to what can be fed; nothing comes after the end, or after what a grammar refuses. */
 static void take_draft(aff_engine *e, aff_slot *s, const int32_t *ids, const float *conf, int n)
 {
     const aff_request *r = &s->job->r;
     const bool ends = !r->ignore_eos && !r->n_forced;
+    aff_match at = s->job->at;
     s->drafted = 0;
     while (s->drafted < n && s->drafted < AFF_MAX_WIDTH && ids[s->drafted] >= 0 && ids[s->drafted] < e->cfg->vocab) {
         if (ends && ids[s->drafted] == e->cfg->eos) break;
+        if (s->job->matcher && !(at = aff__matcher_step(s->job->matcher, at, ids[s->drafted]))) break;
         s->draft[s->drafted] = ids[s->drafted];
         s->conf[s->drafted] = conf[s->drafted];
         s->drafted++;
@@ -245,12 +247,14 @@ static void choose_rows(aff_engine *e, aff_slot *s)
 {
     aff_occurrences *seen = &s->job->seen;
     s->choice_err = (aff_error){0};
+    s->at = s->job->at;
     for (int k = 0; k <= s->take; k++) {
         aff_error err = {0};
         if (k && seen->all) {
             seen->all[s->draft[k - 1]]++;
             seen->output[s->draft[k - 1]]++;
         }
+        if (k && s->job->matcher) s->at = aff__matcher_step(s->job->matcher, s->at, s->draft[k - 1]);
         if (aff__slot_choose(e, s, s->logits + (int64_t)k * e->cfg->vocab, s->job->n + k, &s->choice[k], &err) == AFF_OK) continue;
         s->choice[k] = -1;
         if (!s->choice_err.code) s->choice_err = err;
@@ -314,6 +318,7 @@ static aff_status emit(aff_engine *e, aff_slot *s, int k, bool *end, aff_stop *s
         aff__logprobs(row, e->cfg->vocab, &t.id, 1, &t.logprob);
     }
     AFF_TRY(aff__job_push(j, t.id, err));
+    if (j->matcher) j->at = aff__matcher_step(j->matcher, j->at, t.id);
     j->out.decoded++;
     e->stats.tokens++;
     e->passes.tokens++;
@@ -341,6 +346,7 @@ static int settle(aff_engine *e, aff_slot *s)
     while (st == AFF_OK && !end && k < s->take && s->draft[k] == s->choice[k]) st = emit(e, s, ++k, &end, &stop, &err);
     const int tokens = (int)(s->job->n - before);
     e->stats.passes++;
+    if (st == AFF_OK && s->job->matcher && !end) st = aff__matcher_keep(s->job->matcher, &s->job->at, &err);
     if (st == AFF_OK) st = aff__seq_rollback(s->seq, s->job->n - 1, &err);
     if (st != AFF_OK)
         aff__slot_finish(e, s, st, AFF_STOP_CALLER, &err);

@@ -5,6 +5,7 @@
 #include "engine/engine_internal.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -143,6 +144,7 @@ static void free_job(aff_job *j)
     free(j->bias);
     free(j->seen.all);
     free(j->seen.output);
+    aff__matcher_free(j->matcher);
     free(j);
 }
 
@@ -234,6 +236,10 @@ aff_status aff__engine_check(const aff_engine *e, const aff_request *r, aff_erro
     if (r->top_logprobs < 0 || r->top_logprobs > AFF_MAX_TOP_LOGPROBS || r->top_logprobs > vocab)
         return aff__fail(err, AFF_E_INVALID, "top log-probabilities: expected 0 to %d, got %d", AFF_MAX_TOP_LOGPROBS, r->top_logprobs);
     AFF_TRY(aff__check_ids("forced tokens", r->forced, r->n_forced, vocab, err));
+    if (r->grammar && (r->ignore_eos || r->n_forced))
+        return aff__fail(err, AFF_E_INVALID, "form of the answer: expected neither ignore_eos nor forced tokens with it");
+    if (r->grammar && aff__grammar_vocab(r->grammar) != vocab)
+        return aff__fail(err, AFF_E_INVALID, "form of the answer: expected a vocabulary of %d tokens, got %d", vocab, aff__grammar_vocab(r->grammar));
     return aff__check_tokens("prompt", r->prompt, r->n_prompt, 0, e->context, vocab, err);
 }
 
@@ -254,6 +260,10 @@ static aff_status fill_job(aff_job *j, const aff_request *r, int vocab, aff_erro
     if (r->adjust.n_bias) {
         AFF_TRY(aff__realloc(&j->bias, (uint64_t)r->adjust.n_bias, sizeof *j->bias, "logit bias", err));
         memcpy(j->bias, r->adjust.bias, (size_t)r->adjust.n_bias * sizeof *j->bias);
+    }
+    if (r->grammar) {
+        AFF_TRY(aff__matcher_create(&j->matcher, r->grammar, err));
+        j->at = aff__matcher_start(j->matcher);
     }
     j->r.prompt = NULL;
     j->r.forced = j->forced;
@@ -361,6 +371,20 @@ aff_status aff__job_push(aff_job *j, int32_t id, aff_error *err)
     return AFF_OK;
 }
 
+/* The row without what the grammar refuses, in e->adjusted (where it may lie already). */
+static aff_status keep_allowed(aff_engine *e, const aff_slot *s, const float *logits, int64_t n, aff_error *err)
+{
+    const aff_job *j = s->job;
+    const uint64_t *words;
+    int32_t mode;
+    int64_t left = j->r.n_predict - j->out.decoded - (n - j->n);
+    if (left > e->context - n + 1) left = e->context - n + 1;
+    AFF_TRY(aff__argmax(logits, e->cfg->vocab, &mode, err)); /* a broken row is an error wherever it is broken */
+    AFF_TRY(aff__matcher_mask(j->matcher, s->at, left, &words, err));
+    for (int v = 0; v < e->cfg->vocab; v++) e->adjusted[v] = words[v >> 6] >> (v & 63) & 1 ? logits[v] : -INFINITY;
+    return AFF_OK;
+}
+
 aff_status aff__slot_choose(aff_engine *e, aff_slot *s, const float *logits, int64_t n, int32_t *id, aff_error *err)
 {
     const aff_request *r = &s->job->r;
@@ -371,6 +395,10 @@ aff_status aff__slot_choose(aff_engine *e, aff_slot *s, const float *logits, int
     }
     if (!aff__adjust_off(&r->adjust)) {
         aff__adjust_logits(&r->adjust, &s->job->seen, logits, e->cfg->vocab, e->adjusted);
+        logits = e->adjusted;
+    }
+    if (s->job->matcher) {
+        AFF_TRY(keep_allowed(e, s, logits, n, err));
         logits = e->adjusted;
     }
     return aff__sampler_next(e->sampler, logits, &r->sampling, n, id, err);

@@ -14,6 +14,7 @@
 #include "engine/logits.h"
 #include "engine/sampler.h"
 #include "engine/width.h"
+#include "grammar/grammar.h"
 #include "model/forward.h"
 
 enum { AFF_MAX_SLOTS = 64, AFF_WIDTH_AUTO = -1 };
@@ -115,6 +116,9 @@ typedef struct aff_request {
     bool logprobs;     /* token events carry them */
     int top_logprobs;  /* 0 .. AFF_MAX_TOP_LOGPROBS, with logprobs */
     bool ignore_eos;
+    /* Holds the answer to a form: tokens it refuses are taken out of a row after bias and penalties, before the sampling. Of this
+     * model's vocabulary; must live until `done`. Not with ignore_eos or forced tokens. NULL: none. */
+    const aff_grammar *grammar;
     /* [n_forced] chosen in turn, cyclically, instead of the model's tokens; the end of sequence does not stop then. */
     const int32_t *forced;
     int64_t n_forced;

@@ -27,6 +27,8 @@ typedef struct aff_job {
     int32_t *forced;
     aff_bias *bias;
     aff_occurrences seen; /* of ids[0..n), when a penalty is on */
+    aff_matcher *matcher; /* NULL: no grammar */
+    aff_match at;         /* after the answer so far */
     aff_result *result;
 } aff_job;
 
@@ -53,6 +55,7 @@ typedef struct aff_slot {
     int32_t choice[AFF_MAX_WIDTH + 1]; /* of each row of the pass, -1: its logits are no distribution */
     aff_error choice_err;              /* of the first such row */
     const float *logits;               /* [1 + take][vocab] */
+    aff_match at;                      /* with a grammar: of the row that is being chosen from */
     aff_guess guess[AFF_MAX_WIDTH + 1]; /* a block ends within AFF_MAX_WIDTH passes, so this many are open at most */
     int next_guess;
     aff_leaning own;

@@ -15,6 +15,7 @@ typedef enum phase { LOADING, SERVING, STOPPING } phase;
 struct aff_server {
     aff_server_options o;
     aff_serving sv; /* all of it there from SERVING on */
+    aff_vocab *vocab;
     aff_http *http;
     aff_lanes *lanes;
     atomic_int phase;
@@ -594,6 +595,8 @@ aff_status aff__server_ready(aff_server *s, const aff_net *net, const aff_tokeni
     s->sv.slots = s->o.engine.slots;
     AFF_TRY(aff__replay_open(&s->sv.replay, tok, o->replay_dir, o->replay_bytes, s->o.engine.warn, s->o.engine.warn_ctx,
                              err));
+    AFF_TRY(aff__vocab_of(&s->vocab, tok, (int32_t)s->sv.cfg->eos, err));
+    s->sv.vocab = s->vocab;
     AFF_TRY(aff__engine_create(&s->sv.engine, net, &s->o.engine, err));
     if (pthread_create(&s->engine_thread, NULL, step, s->sv.engine) != 0)
         return aff__fail(err, AFF_E_NOMEM, "server: cannot start a thread");
@@ -648,6 +651,7 @@ void aff__server_stop(aff_server *s, int drain_ms)
     aff__http_stop(s->http);
     aff__engine_free(s->sv.engine);
     aff__replay_free(s->sv.replay);
+    aff__vocab_free(s->vocab);
     pthread_cond_destroy(&s->sv.idle);
     pthread_mutex_destroy(&s->sv.lock);
     pthread_mutex_destroy(&s->sv.count_lock);
