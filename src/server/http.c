@@ -407,7 +407,9 @@ static enum MHD_Result count_length(void *cls, enum MHD_ValueKind kind, const ch
 
 static void refuse(aff_exchange *x, int status, const char *message)
 {
+    pthread_mutex_lock(&x->lock); /* the watcher looks at it */
     x->early = true;
+    pthread_mutex_unlock(&x->lock);
     x->h->o.refuse(x->h->o.ctx, x, status, message);
 }
 
