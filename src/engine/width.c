@@ -5,7 +5,10 @@
 static const double PLACE_PRIOR = 2, PLACE_MOST = 40, OWN_PRIOR = 2, OWN_MOST = 20, SLOPE_PRIOR = 20, SLOPE_MOST = 400;
 static const double SURE = 6; /* confidences beyond are cut */
 
-static double cut(float conf) { return conf >= -SURE ? (conf < SURE ? (double)conf : SURE) : -SURE; /* NaN: the lowest */ }
+static double cut(float conf)
+{
+    return conf >= -SURE ? (conf < SURE ? (double)conf : SURE) : -SURE; /* NaN: the lowest */
+}
 
 double aff__calibration_chance(const aff_calibration *c, const aff_leaning *own, int place, float conf)
 {

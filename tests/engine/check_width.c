@@ -1,10 +1,12 @@
-/* Adaptive draft width against every fixed one on the demonstration model (scripts/checks/width): accepted tokens are counted in runs of
- * the engine, times of passes come from a table measured beforehand, so that what else the machine does counts for no one.
+/* Adaptive draft width against every fixed one on the demonstration model (scripts/checks/width): accepted tokens are
+ * counted in runs of the engine, times of passes come from a table measured beforehand, so that what else the machine
+ * does counts for no one.
  *
  *   check_width tuned|measured [TOKENS]
  *
- * `tuned` are the prompts that the policy's constants were chosen on, `measured` those that played no part in it; a third each of code
- * (generated functions, library source), prose (dictionary lines) and chat (questions, tool requests). */
+ * `tuned` are the prompts that the policy's constants were chosen on, `measured` those that played no part in it; a
+ * third each of code (generated functions, library source), prose (dictionary lines) and chat (questions, tool
+ * requests). */
 #include "engine/prompts.h"
 #include <time.h>
 
@@ -39,11 +41,20 @@ static aff_draft_stats run(int width, int kind, bool hot, const aff_pass_times *
 {
     aff_engine *e;
     aff_draft_stats s;
-    must(aff__engine_create(&e, net, &(aff_engine_options){.threads = 1, .slots = 1, .queue = MOST_PROMPTS, .context = 4096, .kv_commit = -1, .width = width, .times = times}, &err));
+    must(aff__engine_create(&e, net,
+                            &(aff_engine_options){.threads = 1,
+                                                  .slots = 1,
+                                                  .queue = MOST_PROMPTS,
+                                                  .context = 4096,
+                                                  .kv_commit = -1,
+                                                  .width = width,
+                                                  .times = times},
+                            &err));
     for (int i = 0; i < n_prompts; i++) {
         uint64_t id;
         if (prompts[i].kind != (prompt_kind)kind) continue;
-        aff_request r = {.prompt = prompts[i].ids, .n_prompt = prompts[i].n, .n_predict = tokens, .sampling = {.top_p = 1}};
+        aff_request r = {
+            .prompt = prompts[i].ids, .n_prompt = prompts[i].n, .n_predict = tokens, .sampling = {.top_p = 1}};
         if (hot) r.sampling = (aff_sampling){.temperature = 1, .top_p = 0.95, .seed = (uint64_t)i};
         must(aff__engine_submit(e, &r, &(aff_events){.done = on_done}, &id, &err));
     }
@@ -104,7 +115,8 @@ static void measure(aff_pass_times *t, int rounds)
 static double speed(const aff_draft_stats *s, const aff_pass_times *t, double *ns)
 {
     *ns = 0;
-    for (int i = 1; i <= AFF_PASS_ROWS; i++) *ns += (double)s->rows[i] * aff__time_of(t->verify, i) + (double)s->drafts[i] * aff__time_of(t->draft, i);
+    for (int i = 1; i <= AFF_PASS_ROWS; i++)
+        *ns += (double)s->rows[i] * aff__time_of(t->verify, i) + (double)s->drafts[i] * aff__time_of(t->draft, i);
     return (double)s->tokens / *ns * 1e6;
 }
 
@@ -115,7 +127,9 @@ static int compare(const char *name, const aff_pass_times *t, bool hot)
     int bad = 0;
     printf("\n%s, %s: V(1..6) =", name, hot ? "temperature 1, top-p 0.95" : "greedy");
     for (int k = 1; k <= 6; k++) printf(" %.3f", t->verify[k] / 1e6);
-    printf(" ms, draft %.3f ms\nwidth   tokens per ms: code    prose     chat   all three   tokens a pass (code prose chat)   drafts per 100 passes\n", t->draft[1] / 1e6);
+    printf(" ms, draft %.3f ms\nwidth   tokens per ms: code    prose     chat   all three   tokens a pass (code prose "
+           "chat)   drafts per 100 passes\n",
+           t->draft[1] / 1e6);
     for (int w = 0; w <= AFF_MAX_WIDTH + 1; w++) {
         int64_t all = 0;
         double time = 0, per_pass[KINDS], share[KINDS];
@@ -128,8 +142,9 @@ static int compare(const char *name, const aff_pass_times *t, bool hot)
             time += ns[k];
         }
         sum = (double)all / time * 1e6;
-        printf("%-5c %24.4f %8.4f %8.4f %11.4f   %.2f %.2f %.2f   %.1f %.1f %.1f\n", w > AFF_MAX_WIDTH ? 'a' : '0' + w, got[w][0], got[w][1], got[w][2], sum, per_pass[0], per_pass[1], per_pass[2], share[0],
-               share[1], share[2]);
+        printf("%-5c %24.4f %8.4f %8.4f %11.4f   %.2f %.2f %.2f   %.1f %.1f %.1f\n", w > AFF_MAX_WIDTH ? 'a' : '0' + w,
+               got[w][0], got[w][1], got[w][2], sum, per_pass[0], per_pass[1], per_pass[2], share[0], share[1],
+               share[2]);
         if (w <= AFF_MAX_WIDTH && sum > best_sum) best_sum = sum;
     }
     for (int k = 0; k < KINDS; k++) {
@@ -172,7 +187,8 @@ int main(int argc, char **argv)
     read_prompts(measured);
     int n[KINDS] = {0};
     for (int i = 0; i < n_prompts; i++) n[prompts[i].kind]++;
-    printf("prompts the policy was %s: %d code, %d prose, %d chat, up to %d tokens each\n", measured ? "not tuned on" : "tuned on", n[CODE], n[PROSE], n[CHAT], tokens);
+    printf("prompts the policy was %s: %d code, %d prose, %d chat, up to %d tokens each\n",
+           measured ? "not tuned on" : "tuned on", n[CODE], n[PROSE], n[CHAT], tokens);
     const int code = width();
     free_prompts();
     aff__net_close(net);

@@ -1,4 +1,5 @@
-/* prompts.h - the demonstration model's prompts as ids, for the checks of the engine. Included by one file a program. */
+/* prompts.h - the demonstration model's prompts as ids, for the checks of the engine. Included by one file a program.
+ */
 #ifndef AFF_TEST_PROMPTS_H
 #define AFF_TEST_PROMPTS_H
 #include "base/file.h"
@@ -9,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define EVAL AFF_SOURCE_DIR "/tools/tiny/eval/"
+#define EVAL  AFF_SOURCE_DIR "/tools/tiny/eval/"
 #define MODEL AFF_SOURCE_DIR "/models/tiny-v4"
 
 enum { MOST_PROMPTS = 2000 };
@@ -50,8 +51,10 @@ static void add_prompt(const aff_tokenizer *t, const char *text, size_t n, promp
     n_prompts++;
 }
 
-/* Up to `most` prompts of a file of lines of JSON, every `step`-th from `first` on; of one kind ("kind" in the file) or of all (NULL). */
-__attribute__((unused)) static int add_lines(const aff_tokenizer *t, const char *path, const char *kind, prompt_kind as, int first, int step, int most)
+/* Up to `most` prompts of a file of lines of JSON, every `step`-th from `first` on; of one kind ("kind" in the file) or
+ * of all (NULL). */
+__attribute__((unused)) static int add_lines(const aff_tokenizer *t, const char *path, const char *kind, prompt_kind as,
+                                             int first, int step, int most)
 {
     static char line[1 << 20];
     int seen = 0, added = 0;
@@ -59,7 +62,8 @@ __attribute__((unused)) static int add_lines(const aff_tokenizer *t, const char 
     if (!f) must(aff__fail_errno(&err, "%s: cannot open", path));
     while (added < most && fgets(line, sizeof line, f)) {
         json_t *j = json_loads(line, 0, NULL);
-        const char *p = json_string_value(json_object_get(j, "prompt")), *k = json_string_value(json_object_get(j, "kind"));
+        const char *p = json_string_value(json_object_get(j, "prompt")),
+                   *k = json_string_value(json_object_get(j, "kind"));
         if (p && (!kind || (k && strcmp(k, kind) == 0)) && seen++ % step == first) {
             add_prompt(t, p, strlen(p), as, true);
             added++;
@@ -70,8 +74,10 @@ __attribute__((unused)) static int add_lines(const aff_tokenizer *t, const char 
     return added;
 }
 
-/* The first thirds of lines of a text, up to a space; lines of more than 40 characters, every `step`-th from `first` on. */
-__attribute__((unused)) static int add_beginnings(const aff_tokenizer *t, const char *path, int first, int step, int most)
+/* The first thirds of lines of a text, up to a space; lines of more than 40 characters, every `step`-th from `first`
+ * on. */
+__attribute__((unused)) static int add_beginnings(const aff_tokenizer *t, const char *path, int first, int step,
+                                                  int most)
 {
     char *data;
     size_t size;

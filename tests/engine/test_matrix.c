@@ -1,12 +1,14 @@
-/* The engine's promise on a model that says something: every setting gives the same text and the same logits, bit for bit.
+/* The engine's promise on a model that says something: every setting gives the same text and the same logits, bit for
+ * bit.
  *
- * Settings: draft not loaded, auto, 1 .. 5 verified tokens; 1 slot, or 4 that are all busy; chunks of 1, 7, 128, 1408; prompt recomputed,
- * or its beginning restored from a prefix cache on disk; greedy, and sampled at temperature 1, top-p 0.95 with the prompt's number as
- * seed. 28 rows hold every pair of the first four, each with both ways of sampling; every prompt runs in several rows, spread so that
- * every row gets its share. The reference is one slot, no draft, chunks of 256, no cache.
+ * Settings: draft not loaded, auto, 1 .. 5 verified tokens; 1 slot, or 4 that are all busy; chunks of 1, 7, 128, 1408;
+ * prompt recomputed, or its beginning restored from a prefix cache on disk; greedy, and sampled at temperature 1, top-p
+ * 0.95 with the prompt's number as seed. 28 rows hold every pair of the first four, each with both ways of sampling;
+ * every prompt runs in several rows, spread so that every row gets its share. The reference is one slot, no draft,
+ * chunks of 256, no cache.
  *
- * Then answers at many lengths: a note in the middle of a text, and words to repeat after one, at every length of a range that covers
- * all residues mod 128; four consecutive lengths also token by token.
+ * Then answers at many lengths: a note in the middle of a text, and words to repeat after one, at every length of a
+ * range that covers all residues mod 128; four consecutive lengths also token by token.
  *
  *   test_matrix                                   a few prompts and lengths (ctest)
  *   test_matrix --full [PROMPTS TOKENS ROWS]      500 prompts, 48 tokens, 6 rows each (scripts/check engine)
@@ -88,7 +90,13 @@ static void on_done(void *ctx, aff_status s, const aff_outcome *o, const aff_err
 static aff_engine *make_engine(const setting *c, aff_prefix *cache, int64_t context)
 {
     aff_engine *e;
-    aff_engine_options o = {.threads = threads, .slots = c->slots, .queue = 2 * MOST_PROMPTS, .context = context, .chunk = c->chunk, .width = c->width == NO_DRAFT ? 0 : c->width, .kv_margin = 256};
+    aff_engine_options o = {.threads = threads,
+                            .slots = c->slots,
+                            .queue = 2 * MOST_PROMPTS,
+                            .context = context,
+                            .chunk = c->chunk,
+                            .width = c->width == NO_DRAFT ? 0 : c->width,
+                            .kv_margin = 256};
     if (cache) o.cache = aff__engine_cache_on(cache);
     must(aff__engine_create(&e, c->width == NO_DRAFT ? plain : net, &o, &err));
     return e;
@@ -109,7 +117,8 @@ static void ask(aff_engine *e, const int32_t *ids, int n, int predict, bool hot,
     *x = (run){.n_prompt = n, .rows = {1, 1}};
     aff_request r = {.prompt = ids, .n_prompt = n, .n_predict = predict, .logits_from = from, .sampling = {.top_p = 1}};
     if (hot) r.sampling = (aff_sampling){.temperature = 1, .top_p = 0.95, .seed = seed};
-    must(aff__engine_submit(e, &r, &(aff_events){.ctx = x, .logits = on_logits, .token = on_token, .done = on_done}, &id, &err));
+    must(aff__engine_submit(e, &r, &(aff_events){.ctx = x, .logits = on_logits, .token = on_token, .done = on_done},
+                            &id, &err));
 }
 
 /* ---- the matrix ---- */
@@ -137,7 +146,9 @@ static int run_row(int r, bool hot, const run *want, int64_t counts[3])
             while (aff__engine_step(e)) continue;
         }
     for (int i = 0; i < n_prompts; i++)
-        if (runs_in(i, r)) ask(e, prompts[i].ids, prompts[i].n, tokens, hot, (uint64_t)i, i % 2 || c.restored ? prompts[i].n - 1 : 0, &got[i]);
+        if (runs_in(i, r))
+            ask(e, prompts[i].ids, prompts[i].n, tokens, hot, (uint64_t)i, i % 2 || c.restored ? prompts[i].n - 1 : 0,
+                &got[i]);
     while (aff__engine_step(e)) continue;
     for (int i = 0; i < n_prompts; i++) {
         if (!runs_in(i, r)) continue;
@@ -145,7 +156,8 @@ static int run_row(int r, bool hot, const run *want, int64_t counts[3])
         const bool all_rows = !(i % 2) && !c.restored;
         if (!g->done) fail_msg("prompt %d did not end", i);
         if (c.restored && prompts[i].n > 1 && g->restored < 1) fail_msg("prompt %d was not restored", i);
-        differ += g->n != w->n || memcmp(g->got, w->got, sizeof(int32_t) * (size_t)w->n) != 0 || g->rows[1] != w->rows[1] || (all_rows && g->rows[0] != w->rows[0]);
+        differ += g->n != w->n || memcmp(g->got, w->got, sizeof(int32_t) * (size_t)w->n) != 0 ||
+                  g->rows[1] != w->rows[1] || (all_rows && g->rows[0] != w->rows[0]);
         counts[0]++;
         counts[1] += g->n;
         counts[2] += g->restored;
@@ -155,7 +167,8 @@ static int run_row(int r, bool hot, const run *want, int64_t counts[3])
     return differ;
 }
 
-/* Every pair of values of width, slots, chunk and restoring is run with at least `least` prompts. Returns that number. */
+/* Every pair of values of width, slots, chunk and restoring is run with at least `least` prompts. Returns that number.
+ */
 static int covered_pairs(void)
 {
     int per_row[ROWS] = {0}, least = MOST_PROMPTS;
@@ -195,7 +208,14 @@ static void test_matrix(void **state)
     read_prompts();
     const int least = covered_pairs();
     assert_true(least > 0);
-    if (full) printf("%d prompts of up to %d tokens, each in %d of %d rows, %s; every pair of settings with at least %d prompts\n", n_prompts, tokens, each, ROWS, to_hot == 1 ? "greedy" : from_hot ? "sampled" : "greedy and sampled", least);
+    if (full)
+        printf("%d prompts of up to %d tokens, each in %d of %d rows, %s; every pair of settings with at least %d "
+               "prompts\n",
+               n_prompts, tokens, each, ROWS,
+               to_hot == 1 ? "greedy"
+               : from_hot  ? "sampled"
+                           : "greedy and sampled",
+               least);
     for (int hot = from_hot; hot < to_hot; hot++) {
         aff_engine *e = make_engine(&(setting){NO_DRAFT, 1, 256, false}, NULL, 4096);
         int64_t n = 0, rows = 0;
@@ -206,7 +226,9 @@ static void test_matrix(void **state)
             n += want[i].n;
             rows += prompts[i].n;
         }
-        if (full) printf("%s: reference: %lld prompt tokens, %lld tokens of text\n", hot ? "temperature 1, top-p 0.95" : "greedy", (long long)rows, (long long)n);
+        if (full)
+            printf("%s: reference: %lld prompt tokens, %lld tokens of text\n",
+                   hot ? "temperature 1, top-p 0.95" : "greedy", (long long)rows, (long long)n);
         for (int r = 0; r < ROWS; r++) {
             const setting c = row_of(r);
             char w[8];
@@ -214,13 +236,19 @@ static void test_matrix(void **state)
             const int differ = run_row(r, hot, want, counts);
             snprintf(w, sizeof w, "%d", c.width);
             if (full || differ)
-                printf("  width %-4s %d slot%s chunk %4lld %-10s: %d of %lld differ (%lld tokens, %lld restored)\n", c.width == NO_DRAFT ? "none" : c.width < 0 ? "auto" : w, c.slots,
-                       c.slots > 1 ? "s" : " ", (long long)c.chunk, c.restored ? "restored" : "recomputed", differ, (long long)counts[0], (long long)counts[1], (long long)counts[2]);
+                printf("  width %-4s %d slot%s chunk %4lld %-10s: %d of %lld differ (%lld tokens, %lld restored)\n",
+                       c.width == NO_DRAFT ? "none"
+                       : c.width < 0       ? "auto"
+                                           : w,
+                       c.slots, c.slots > 1 ? "s" : " ", (long long)c.chunk, c.restored ? "restored" : "recomputed",
+                       differ, (long long)counts[0], (long long)counts[1], (long long)counts[2]);
             for (int k = 0; k < 3; k++) all[k] += counts[k];
             bad += differ;
         }
     }
-    if (full) printf("%lld runs, %lld tokens, %lld prompt tokens restored: %d differ\n", (long long)all[0], (long long)all[1], (long long)all[2], bad);
+    if (full)
+        printf("%lld runs, %lld tokens, %lld prompt tokens restored: %d differ\n", (long long)all[0], (long long)all[1],
+               (long long)all[2], bad);
     free_prompts();
     assert_int_equal(bad, 0);
 }
@@ -234,28 +262,39 @@ typedef struct task {
 } task;
 
 static const task tasks[] = {
-    {"You are a helpful assistant.<｜User｜>", "\nThe owner of the calm door is busy flute.\n", "\n\nWho is the owner of the calm door?<｜Assistant｜></think>",
-     "The owner of the calm door is busy flute.", {320, 704, 1344}},
-    {"Words:", " planet mouse large Ivan train slow southern happy frog Karl", "\nCopy:", " planet mouse large Ivan train slow southern happy frog Karl", {48, 176, 304}},
+    {"You are a helpful assistant.<｜User｜>",
+     "\nThe owner of the calm door is busy flute.\n",
+     "\n\nWho is the owner of the calm door?<｜Assistant｜></think>",
+     "The owner of the calm door is busy flute.",
+     {320, 704, 1344}},
+    {"Words:",
+     " planet mouse large Ivan train slow southern happy frog Karl",
+     "\nCopy:",
+     " planet mouse large Ivan train slow southern happy frog Karl",
+     {48, 176, 304}},
 };
 
 /* Words that the model copies. */
 static char *random_words(int n)
 {
-    static const char *const words[] = {"ship",  "ant",    "plain",  "silver", "drum",  "hunter", "basket", "tower", "sailor", "ancient", "sharp",   "wooden",
-                                        "Tara",  "rich",   "weak",   "red",    "green", "mirror", "nearby", "river", "shoe",   "bread",   "kitchen", "table",
-                                        "library", "baker", "curtain", "frog",  "happy", "slow",   "train",  "mouse"};
+    static const char *const words[] = {
+        "ship",    "ant",   "plain",   "silver", "drum",    "hunter", "basket", "tower",  "sailor", "ancient", "sharp",
+        "wooden",  "Tara",  "rich",    "weak",   "red",     "green",  "mirror", "nearby", "river",  "shoe",    "bread",
+        "kitchen", "table", "library", "baker",  "curtain", "frog",   "happy",  "slow",   "train",  "mouse"};
     uint64_t seed = 3;
     char *text = malloc((size_t)n * 10), *at = text;
-    for (int i = 0; i < n; i++) at += sprintf(at, " %s", words[aff__splitmix64(&seed) % (sizeof words / sizeof *words)]);
+    for (int i = 0; i < n; i++)
+        at += sprintf(at, " %s", words[aff__splitmix64(&seed) % (sizeof words / sizeof *words)]);
     return text;
 }
 
-/* A prompt of exactly n tokens: head, filler, note, filler, question; the note a third of the way, words to copy at the front. */
+/* A prompt of exactly n tokens: head, filler, note, filler, question; the note a third of the way, words to copy at the
+ * front. */
 static int build(const task *t, const int32_t *filler, int n, int32_t *out)
 {
     int32_t *head, *note, *question;
-    const int h = ids_of(tok, t->head, strlen(t->head), true, &head), m = ids_of(tok, t->note, strlen(t->note), false, &note),
+    const int h = ids_of(tok, t->head, strlen(t->head), true, &head),
+              m = ids_of(tok, t->note, strlen(t->note), false, &note),
               q = ids_of(tok, t->question, strlen(t->question), false, &question);
     const int room = n - h - m - q, first = t->note[0] == ' ' ? 0 : room / 3;
     assert_true(room > 0);
@@ -292,7 +331,8 @@ static void lengths(const task *t, const char *name, const int32_t *filler, int 
     static int32_t ids[4096];
     int right = 0, differ = 0, n_lengths = 0;
     aff_prefix *cache = make_cache(name, net);
-    aff_engine *fresh = make_engine(&(setting){AFF_WIDTH_AUTO, 1, 256, false}, cache, 4096), *again = make_engine(&(setting){5, 1, 100, true}, cache, 4096),
+    aff_engine *fresh = make_engine(&(setting){AFF_WIDTH_AUTO, 1, 256, false}, cache, 4096),
+               *again = make_engine(&(setting){5, 1, 100, true}, cache, 4096),
                *slow = make_engine(&(setting){NO_DRAFT, 1, 1, false}, NULL, 4096);
     for (int r = 0; r < 128; r += step, n_lengths++) {
         const int n = build(t, filler, size + r, ids);
@@ -315,7 +355,8 @@ static void lengths(const task *t, const char *name, const int32_t *filler, int 
     aff__engine_free(slow);
     aff__prefix_close(cache);
     if (full || differ || right < n_lengths)
-        printf("%d to %d tokens: %d of %d answers are \"%s\"; %d differ between fresh, restored and token by token\n", size, size + 127, right, n_lengths, t->answer, differ);
+        printf("%d to %d tokens: %d of %d answers are \"%s\"; %d differ between fresh, restored and token by token\n",
+               size, size + 127, right, n_lengths, t->answer, differ);
     assert_int_equal(differ, 0);
     assert_int_equal(right, n_lengths);
 }
@@ -332,7 +373,8 @@ static void test_lengths(void **state)
         for (int s = 0; s < (full ? 3 : 1); s++) {
             char name[32];
             snprintf(name, sizeof name, "lengths-%zu-%d", k, s);
-            lengths(&tasks[k], name, filler[tasks[k].note[0] == ' '], full ? tasks[k].sizes[s] : 64 + 80 * (int)(1 - k), full ? 1 : 43);
+            lengths(&tasks[k], name, filler[tasks[k].note[0] == ' '], full ? tasks[k].sizes[s] : 64 + 80 * (int)(1 - k),
+                    full ? 1 : 43);
         }
     free(filler[0]);
     free(filler[1]);

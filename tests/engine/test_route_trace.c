@@ -52,7 +52,10 @@ static void hook(void *ctx, const aff_route *r)
 }
 
 static int top_of_line; /* of the last G line */
-static void head(void *ctx, int layers, int experts, int picks) { layers_of_head = layers; }
+static void head(void *ctx, int layers, int experts, int picks)
+{
+    layers_of_head = layers;
+}
 static bool record(void *ctx, const aff_route_record *r)
 {
     if (r->kind == 'G') {
@@ -85,11 +88,18 @@ static void test_trace(void **state)
     both b;
     int32_t prompt[PROMPT];
     snprintf(path, sizeof path, "%s/trace", root);
-    must(aff__net_open(&net, AFF_TESTS_DIR "/golden/v4-sim/ckpt-dspark", &(aff_net_options){.numerics = AFF_FAST, .draft = true}, &err));
+    must(aff__net_open(&net, AFF_TESTS_DIR "/golden/v4-sim/ckpt-dspark",
+                       &(aff_net_options){.numerics = AFF_FAST, .draft = true}, &err));
     must(aff__route_trace_open(&b.trace, path, net, &err));
-    must(aff__engine_create(&e, net, &(aff_engine_options){.threads = 1, .slots = 1, .context = 200, .width = 3, .chunk = 32, .route = hook, .route_ctx = &b}, &err));
+    must(aff__engine_create(
+        &e, net,
+        &(aff_engine_options){
+            .threads = 1, .slots = 1, .context = 200, .width = 3, .chunk = 32, .route = hook, .route_ctx = &b},
+        &err));
     for (int i = 0; i < PROMPT; i++) prompt[i] = 2 + i * 17 % 200;
-    must(aff__engine_run(e, &(aff_request){.prompt = prompt, .n_prompt = PROMPT, .n_predict = TOKENS, .ignore_eos = true}, &(aff_events){0}, &o, &err));
+    must(aff__engine_run(e,
+                         &(aff_request){.prompt = prompt, .n_prompt = PROMPT, .n_predict = TOKENS, .ignore_eos = true},
+                         &(aff_events){0}, &o, &err));
     aff__engine_free(e);
     must(aff__route_trace_close(b.trace, true, &err));
     must(aff__route_read(path, &(aff_route_reader){NULL, head, record}, &err));
@@ -113,9 +123,11 @@ static void test_forced(void **state)
     static log want, got;
     static aff_bench_routes routes;
     int32_t prompt[PROMPT];
-    must(aff__net_open(&net, AFF_TESTS_DIR "/golden/v4-sim/ckpt-dspark", &(aff_net_options){.numerics = AFF_FAST, .draft = true}, &err));
+    must(aff__net_open(&net, AFF_TESTS_DIR "/golden/v4-sim/ckpt-dspark",
+                       &(aff_net_options){.numerics = AFF_FAST, .draft = true}, &err));
     const aff_config *c = aff__net_config(net);
-    must(aff__routegen_create(&g, &(aff_routegen_options){aff__net_layers(net), c->experts, c->picks, 0.7, 0.5, 9}, &err));
+    must(aff__routegen_create(&g, &(aff_routegen_options){aff__net_layers(net), c->experts, c->picks, 0.7, 0.5, 9},
+                              &err));
     for (int i = 0; i < PROMPT; i++) prompt[i] = 2 + i * 17 % 200;
     for (int i = 0; i < 5; i++) {
         static const int width[] = {0, 0, 3, 5, 0}, chunk[] = {256, 7, 64, 256, 256};
@@ -123,8 +135,18 @@ static void test_forced(void **state)
         aff_outcome o;
         got.n = 0;
         routes = (aff_bench_routes){.force = i < 4 ? g : NULL, .counting = true};
-        must(aff__engine_create(&e, net, &(aff_engine_options){.threads = 1, .slots = 1, .context = 200, .width = width[i], .chunk = chunk[i], .route = aff__bench_route, .route_ctx = &routes}, &err));
-        must(aff__engine_run(e, &(aff_request){.prompt = prompt, .n_prompt = PROMPT, .n_predict = TOKENS, .ignore_eos = true}, &(aff_events){.ctx = &got, .token = on_token}, &o, &err));
+        must(aff__engine_create(&e, net,
+                                &(aff_engine_options){.threads = 1,
+                                                      .slots = 1,
+                                                      .context = 200,
+                                                      .width = width[i],
+                                                      .chunk = chunk[i],
+                                                      .route = aff__bench_route,
+                                                      .route_ctx = &routes},
+                                &err));
+        must(aff__engine_run(
+            e, &(aff_request){.prompt = prompt, .n_prompt = PROMPT, .n_predict = TOKENS, .ignore_eos = true},
+            &(aff_events){.ctx = &got, .token = on_token}, &o, &err));
         aff__engine_free(e);
         if (i == 0) want = got;
         if (i < 4)
@@ -144,9 +166,11 @@ static void test_bytes(void **state)
     aff_net *net;
     aff_seq_plan p;
     const aff_synthetic flash = {.geometry = "flash"};
-    must(aff__net_open(&net, NULL, &(aff_net_options){.numerics = AFF_FAST, .synthetic = &flash, .outline = true}, &err));
+    must(aff__net_open(&net, NULL, &(aff_net_options){.numerics = AFF_FAST, .synthetic = &flash, .outline = true},
+                       &err));
     must(aff__seq_plan(&p, net, 1, &err));
-    /* At position 99,999: 128 window rows everywhere; 21 layers choose 512 of 25,000 rows and read all keys; 20 layers have 781 rows. */
+    /* At position 99,999: 128 window rows everywhere; 21 layers choose 512 of 25,000 rows and read all keys; 20 layers
+     * have 781 rows. */
     const uint64_t want = (43 * 128 + 21 * 512 + 20 * 781) * p.row_bytes + 21 * 25000 * p.key_bytes;
     assert_int_equal(aff__bench_state(net, 99999, &err), want);
     assert_int_equal(aff__bench_state(net, 9, &err), (43 * 10 + 21 * 2) * p.row_bytes);
@@ -158,7 +182,10 @@ static void test_bytes(void **state)
     assert_true(rate > 0);
 }
 
-static int setup(void **state) { return mkdtemp(root) ? 0 : -1; }
+static int setup(void **state)
+{
+    return mkdtemp(root) ? 0 : -1;
+}
 static int teardown(void **state)
 {
     char cmd[64];
@@ -168,6 +195,7 @@ static int teardown(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_trace), cmocka_unit_test(test_forced), cmocka_unit_test(test_bytes)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_trace), cmocka_unit_test(test_forced),
+                                       cmocka_unit_test(test_bytes)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,4 +1,5 @@
-/* Route traces: what is written is what is read, to the byte of the format; every kind of damage is an error with its line. */
+/* Route traces: what is written is what is read, to the byte of the format; every kind of damage is an error with its
+ * line. */
 #include "format/route.h"
 #include "support/test.h"
 #include <stdio.h>
@@ -56,7 +57,8 @@ static void test_round_trip(void **state)
     char text[256] = {0};
     assert_true(fread(text, 1, sizeof text - 1, t) > 0);
     fclose(t);
-    assert_string_equal(text, "# aff-route-trace 1 layers=2 experts=4 k=2\nR 0 0 1 2 3\nR 1\nG 0 0 500 1000 3\nD 0 0 2 0 1 3 2 | 1 3\nS 1 1 1 3 2 |\n");
+    assert_string_equal(text, "# aff-route-trace 1 layers=2 experts=4 k=2\nR 0 0 1 2 3\nR 1\nG 0 0 500 1000 3\nD 0 0 2 "
+                              "0 1 3 2 | 1 3\nS 1 1 1 3 2 |\n");
     must(aff__route_read(path, &(aff_route_reader){&s, head, record}, &err));
     assert_string_equal(s.text, "2/4/2;R0:0:0 0 1 2 3;R1:0:0;G0:0:0 0 500 1000 3;D0:2:0 0 1 3 2 !1 !3;S1:1:1 3 2;");
     /* More than the buffer holds. */
@@ -107,12 +109,17 @@ static void test_damage(void **state)
         {HEAD "G 0 0 0 0 1001\n", "line 2", "out of range"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        assert_int_equal(aff__route_parse(bad[i].text, strlen(bad[i].text), "trace.txt", &(aff_route_reader){0}, &err), AFF_E_FORMAT);
-        if (!strstr(err.msg, bad[i].line) || !strstr(err.msg, bad[i].what) || !strstr(err.msg, "trace.txt")) fail_msg("%zu: %s", i, err.msg);
+        assert_int_equal(aff__route_parse(bad[i].text, strlen(bad[i].text), "trace.txt", &(aff_route_reader){0}, &err),
+                         AFF_E_FORMAT);
+        if (!strstr(err.msg, bad[i].line) || !strstr(err.msg, bad[i].what) || !strstr(err.msg, "trace.txt"))
+            fail_msg("%zu: %s", i, err.msg);
     }
 }
 
-static int setup(void **state) { return mkdtemp(root) ? 0 : -1; }
+static int setup(void **state)
+{
+    return mkdtemp(root) ? 0 : -1;
+}
 static int teardown(void **state)
 {
     char cmd[64];

@@ -1,4 +1,5 @@
-/* Networks without a file: the geometry is the real one's, weights depend on the seed, passes stay finite, outlines have the same sizes. */
+/* Networks without a file: the geometry is the real one's, weights depend on the seed, passes stay finite, outlines
+ * have the same sizes. */
 #include "model/synthetic.h"
 #include "model/forward.h"
 #include "model/net_internal.h"
@@ -16,7 +17,8 @@ static void must(aff_status s)
 static aff_net *make(const aff_synthetic *y, bool outline)
 {
     aff_net *n;
-    must(aff__net_open(&n, NULL, &(aff_net_options){.numerics = AFF_FAST, .draft = true, .synthetic = y, .outline = outline}, &err));
+    must(aff__net_open(
+        &n, NULL, &(aff_net_options){.numerics = AFF_FAST, .draft = true, .synthetic = y, .outline = outline}, &err));
     return n;
 }
 
@@ -48,9 +50,13 @@ static void test_flash(void **state)
     /* About 6.2 GiB of FP8 and 2.0 of embedding and head, and the small rest. */
     assert_in_range(z.memory[0], UINT64_C(8) << 30, UINT64_C(9) << 30);
     aff__net_close(n);
-    static const aff_synthetic bad[] = {{.geometry = "huge"}, {.geometry = "flash", .layers = 44}, {.geometry = "flash", .experts = 5}, {.geometry = "tiny", .experts = 17}};
+    static const aff_synthetic bad[] = {{.geometry = "huge"},
+                                        {.geometry = "flash", .layers = 44},
+                                        {.geometry = "flash", .experts = 5},
+                                        {.geometry = "tiny", .experts = 17}};
     for (int i = 0; i < 4; i++) {
-        assert_int_equal(aff__net_open(&n, NULL, &(aff_net_options){.synthetic = &bad[i], .outline = true}, &err), AFF_E_INVALID);
+        assert_int_equal(aff__net_open(&n, NULL, &(aff_net_options){.synthetic = &bad[i], .outline = true}, &err),
+                         AFF_E_INVALID);
         assert_non_null(strstr(err.msg, "synthetic"));
     }
 }
@@ -59,7 +65,8 @@ static void test_seeds(void **state)
 {
     uint64_t id[3][2];
     for (int i = 0; i < 3; i++) {
-        aff_net *n = make(&(aff_synthetic){.geometry = "tiny", .layers = 5, .experts = 8, .seed = i == 2 ? 8 : 7}, false);
+        aff_net *n =
+            make(&(aff_synthetic){.geometry = "tiny", .layers = 5, .experts = 8, .seed = i == 2 ? 8 : 7}, false);
         aff__net_identity(n, id[i]);
         aff__net_close(n);
     }
@@ -67,7 +74,8 @@ static void test_seeds(void **state)
     assert_memory_not_equal(id[0], id[2], sizeof id[0]);
 }
 
-/* Every product has gain about 1: streams neither die nor explode, the head gives a spread, no two experts are alike. */
+/* Every product has gain about 1: streams neither die nor explode, the head gives a spread, no two experts are alike.
+ */
 static void test_passes(void **state)
 {
     aff_net *n = make(&(aff_synthetic){.geometry = "tiny", .seed = 3}, false);
@@ -107,6 +115,7 @@ static void test_passes(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_flash), cmocka_unit_test(test_seeds), cmocka_unit_test(test_passes)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_flash), cmocka_unit_test(test_seeds),
+                                       cmocka_unit_test(test_passes)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
