@@ -15,7 +15,8 @@
 #include <unistd.h>
 
 typedef struct flags {
-    const char *model, *synthetic, *tokenizer, *text, *numerics, *dspark, *dspark_model, *width, *cpu_path, *out, *trace;
+    const char *model, *synthetic, *tokenizer, *text, *numerics, *dspark, *dspark_model, *width, *cpu_path, *out,
+        *trace;
     int64_t layers, experts, seed, threads, chunk, from, most, decode;
     double skew, locality, rate;
     aff_setup setup;
@@ -47,34 +48,50 @@ static int complain(const aff_error *err, int code)
 static int parse(flags *f, int argc, char **argv)
 {
     int first;
-    *f = (flags){.numerics = "fast", .width = "auto", .chunk = AFF_MAX_CHUNK, .from = 2048, .decode = 64, .skew = -1, .locality = -1, .setup = AFF_SETUP_NOTHING};
+    *f = (flags){.numerics = "fast",
+                 .width = "auto",
+                 .chunk = AFF_MAX_CHUNK,
+                 .from = 2048,
+                 .decode = 64,
+                 .skew = -1,
+                 .locality = -1,
+                 .setup = AFF_SETUP_NOTHING};
     const aff_option table[] = {
         {"model", 'm', AFF_OPT_STR, &f->model, "PATH", "Container (.aff) or checkpoint folder.", "Model"},
-        {"synthetic", 0, AFF_OPT_STR, &f->synthetic, "flash|tiny", "Weights of that geometry made in memory instead; the text is noise."},
-        {"layers", 0, AFF_OPT_INT, &f->layers, "N", "Of a synthetic model: the first N layers [all].", NULL, 1, AFF_MAX_LAYERS},
-        {"experts", 0, AFF_OPT_INT, &f->experts, "N", "Of a synthetic model: routed experts a layer [all].", NULL, 1, 65536},
+        {"synthetic", 0, AFF_OPT_STR, &f->synthetic, "flash|tiny",
+         "Weights of that geometry made in memory instead; the text is noise."},
+        {"layers", 0, AFF_OPT_INT, &f->layers, "N", "Of a synthetic model: the first N layers [all].", NULL, 1,
+         AFF_MAX_LAYERS},
+        {"experts", 0, AFF_OPT_INT, &f->experts, "N", "Of a synthetic model: routed experts a layer [all].", NULL, 1,
+         65536},
         {"seed", 0, AFF_OPT_INT, &f->seed, "N", "Of weights, routes and random tokens [0].", .max = 1e15},
-        {"dspark", 0, AFF_OPT_STR, &f->dspark, "on|off", "Draft tokens ahead [on, if the model has a draft; off for synthetic ones].", "Speculation"},
+        {"dspark", 0, AFF_OPT_STR, &f->dspark, "on|off",
+         "Draft tokens ahead [on, if the model has a draft; off for synthetic ones].", "Speculation"},
         {"dspark-model", 0, AFF_OPT_STR, &f->dspark_model, "FILE", "The draft of a container [MODEL.dspark.aff]."},
         {"dspark-width", 0, AFF_OPT_STR, &f->width, "K", "Drafted tokens verified in a pass: 0 to 5, or auto [auto]."},
         {"ctx-min", 0, AFF_OPT_INT, &f->from, "N", "First context [2048].", "Measurement", 1, 1e9},
-        {"ctx-max", 0, AFF_OPT_INT, &f->most, "N", "Last context; those between double [16384, the model's at most].", NULL, 1, 1e9},
+        {"ctx-max", 0, AFF_OPT_INT, &f->most, "N", "Last context; those between double [16384, the model's at most].",
+         NULL, 1, 1e9},
         {"n-predict", 'n', AFF_OPT_INT, &f->decode, "N", "Tokens decoded at every context [64].", NULL, 1, 1e6},
         {"text", 0, AFF_OPT_STR, &f->text, "FILE", "A text to read, repeated as needed [random tokens]."},
         {"tokenizer", 0, AFF_OPT_STR, &f->tokenizer, "FILE", "For --text [the model's folder]."},
         {"out", 'o', AFF_OPT_STR, &f->out, "FILE", "Write the CSV there [standard output]."},
-        {"memory-rate", 0, AFF_OPT_NUM, &f->rate, "GBS", "GB/s of the memory, for the floor [measured at the start].", NULL, 0.1, 1e6},
+        {"memory-rate", 0, AFF_OPT_NUM, &f->rate, "GBS", "GB/s of the memory, for the floor [measured at the start].",
+         NULL, 0.1, 1e6},
         {"numerics", 0, AFF_OPT_STR, &f->numerics, "MODE", "math, sim or fast [fast].", "Running"},
         {"prefill-chunk-size", 0, AFF_OPT_INT, &f->chunk, "N", "Prompt tokens per pass [256].", NULL, 1, INT32_MAX},
         {"threads", 0, AFF_OPT_INT, &f->threads, "N", "Threads [one per CPU].", NULL, 1, 4096},
         {"cpu-path", 0, AFF_OPT_STR, &f->cpu_path, "SET", "Use at most this instruction set: scalar, avx2 or avx512."},
-        {"route-skew", 0, AFF_OPT_NUM, &f->skew, "S", "Force made-up routes: the expert of rank r is chosen in proportion to 1/(r+1)^S.", "Routes", 0, 10},
-        {"route-locality", 0, AFF_OPT_NUM, &f->locality, "L", "Force made-up routes: the share of a token's experts that it keeps from the one before.", NULL, 0, 0.999},
+        {"route-skew", 0, AFF_OPT_NUM, &f->skew, "S",
+         "Force made-up routes: the expert of rank r is chosen in proportion to 1/(r+1)^S.", "Routes", 0, 10},
+        {"route-locality", 0, AFF_OPT_NUM, &f->locality, "L",
+         "Force made-up routes: the share of a token's experts that it keeps from the one before.", NULL, 0, 0.999},
         {"route-trace", 0, AFF_OPT_STR, &f->trace, "FILE", "Write which experts every layer of every pass used."},
         AFF_SETUP_DEVICE(&f->setup),
         AFF_SETUP_MEMORY(&f->setup),
         {0}};
-    const aff_usage usage = {"aff-bench", "", "Measures prefill and decode of a DeepSeek-V4 model at growing contexts.", table, 0, 0};
+    const aff_usage usage = {"aff-bench", "", "Measures prefill and decode of a DeepSeek-V4 model at growing contexts.",
+                             table,       0,  0};
     return aff__options_main(&usage, argc, argv, &first);
 }
 
@@ -88,34 +105,51 @@ static int index_of(const char *value, const char *const *names)
 static aff_status check_flags(app *a, aff_net_options *no, aff_synthetic *y, aff_error *err)
 {
     flags *f = &a->f;
-    static const char *const modes[] = {"math", "sim", "fast", NULL}, *const paths[] = {"scalar", "avx2", "avx512", NULL}, *const switches[] = {"on", "off", NULL},
-                      *const widths[] = {"0", "1", "2", "3", "4", "5", "auto", NULL};
-    const int mode = index_of(f->numerics, modes), width = index_of(f->width, widths), path = f->cpu_path ? index_of(f->cpu_path, paths) : 0;
+    static const char *const modes[] = {"math", "sim", "fast", NULL},
+                             *const paths[] = {"scalar", "avx2", "avx512", NULL},
+                             *const switches[] = {"on", "off", NULL}, *const widths[] = {"0", "1", "2",    "3",
+                                                                                         "4", "5", "auto", NULL};
+    const int mode = index_of(f->numerics, modes), width = index_of(f->width, widths),
+              path = f->cpu_path ? index_of(f->cpu_path, paths) : 0;
     AFF_TRY(aff__setup_check(&f->setup, err));
-    if (!f->model == !f->synthetic) return aff__fail(err, AFF_E_INVALID, "expected a model: -m PATH or --synthetic flash|tiny, got %s", f->model ? "both" : "none");
-    if (!f->synthetic && (f->layers || f->experts)) return aff__fail(err, AFF_E_INVALID, "--layers, --experts: expected --synthetic with them");
-    if (f->text && f->synthetic) return aff__fail(err, AFF_E_INVALID, "--text and --synthetic: expected one of them: a synthetic model has no tokenizer");
+    if (!f->model == !f->synthetic)
+        return aff__fail(err, AFF_E_INVALID, "expected a model: -m PATH or --synthetic flash|tiny, got %s",
+                         f->model ? "both" : "none");
+    if (!f->synthetic && (f->layers || f->experts))
+        return aff__fail(err, AFF_E_INVALID, "--layers, --experts: expected --synthetic with them");
+    if (f->text && f->synthetic)
+        return aff__fail(err, AFF_E_INVALID,
+                         "--text and --synthetic: expected one of them: a synthetic model has no tokenizer");
     if (mode < 0) return aff__fail(err, AFF_E_INVALID, "--numerics: expected math, sim or fast, got '%s'", f->numerics);
     if (width < 0) return aff__fail(err, AFF_E_INVALID, "--dspark-width: expected 0 to 5 or auto, got '%s'", f->width);
-    if (f->dspark && index_of(f->dspark, switches) < 0) return aff__fail(err, AFF_E_INVALID, "--dspark: expected on or off, got '%s'", f->dspark);
-    if (path < 0) return aff__fail(err, AFF_E_INVALID, "--cpu-path: expected scalar, avx2 or avx512, got '%s'", f->cpu_path);
+    if (f->dspark && index_of(f->dspark, switches) < 0)
+        return aff__fail(err, AFF_E_INVALID, "--dspark: expected on or off, got '%s'", f->dspark);
+    if (path < 0)
+        return aff__fail(err, AFF_E_INVALID, "--cpu-path: expected scalar, avx2 or avx512, got '%s'", f->cpu_path);
     if (f->cpu_path) aff__cpu_cap(path == 0 ? AFF_CPU_SCALAR : path == 1 ? AFF_CPU_AVX2 : AFF_CPU_AVX512);
-    if (f->most && f->most < f->from) return aff__fail(err, AFF_E_INVALID, "--ctx-max: expected at least --ctx-min %lld, got %lld", (long long)f->from, (long long)f->most);
+    if (f->most && f->most < f->from)
+        return aff__fail(err, AFF_E_INVALID, "--ctx-max: expected at least --ctx-min %lld, got %lld",
+                         (long long)f->from, (long long)f->most);
     if (f->synthetic) {
-        *y = (aff_synthetic){.geometry = f->synthetic, .layers = (int)f->layers, .experts = (int)f->experts, .seed = (uint64_t)f->seed};
+        *y = (aff_synthetic){
+            .geometry = f->synthetic, .layers = (int)f->layers, .experts = (int)f->experts, .seed = (uint64_t)f->seed};
         no->synthetic = y;
     }
     no->numerics = mode == 0 ? AFF_MATH : mode == 1 ? AFF_SIM : AFF_FAST;
     no->draft = f->dspark ? strcmp(f->dspark, "on") == 0 : !f->synthetic;
     no->draft_if_any = !f->dspark && !f->dspark_model;
     no->draft_path = f->dspark_model;
-    a->o = (aff_engine_options){.threads = (int)f->threads, .slots = 1, .chunk = f->chunk, .width = width > AFF_MAX_WIDTH ? AFF_WIDTH_AUTO : width};
+    a->o = (aff_engine_options){.threads = (int)f->threads,
+                                .slots = 1,
+                                .chunk = f->chunk,
+                                .width = width > AFF_MAX_WIDTH ? AFF_WIDTH_AUTO : width};
     return AFF_OK;
 }
 
 /* ---- state between frontiers ---- */
 
-static aff_status restore(void *ctx, aff_seq *seq, const int32_t *ids, int64_t n, int64_t most, int64_t *matched, aff_error *err)
+static aff_status restore(void *ctx, aff_seq *seq, const int32_t *ids, int64_t n, int64_t most, int64_t *matched,
+                          aff_error *err)
 {
     app *a = ctx;
     const uint64_t start = aff__now_ns();
@@ -158,8 +192,11 @@ static aff_status fill_ids(app *a, aff_error *err)
     if (!f->text) return AFF_OK;
     aff_status s = AFF_OK;
     if (!f->tokenizer) s = aff__tokenizer_beside(f->model, &beside, err);
-    if (s == AFF_OK && !f->tokenizer && !beside) s = aff__fail(err, AFF_E_INVALID, "%s: expected a tokenizer.json beside it, found none: give --tokenizer FILE", f->model);
-    if (s == AFF_OK) s = aff__tokenizer_open_for(&t, f->tokenizer ? f->tokenizer : beside, aff__net_config(a->net), err);
+    if (s == AFF_OK && !f->tokenizer && !beside)
+        s = aff__fail(err, AFF_E_INVALID, "%s: expected a tokenizer.json beside it, found none: give --tokenizer FILE",
+                      f->model);
+    if (s == AFF_OK)
+        s = aff__tokenizer_open_for(&t, f->tokenizer ? f->tokenizer : beside, aff__net_config(a->net), err);
     if (s == AFF_OK) s = aff__read_file(f->text, 1 << 30, &text, &size, err);
     if (s == AFF_OK) s = aff__prompt_ids(t, text, size, f->text, &from, &n, err);
     for (int64_t i = 0; s == AFF_OK && i < f->most; i++) a->ids[i] = from[i % n];
@@ -172,27 +209,35 @@ static aff_status fill_ids(app *a, aff_error *err)
 
 static void print_head(FILE *to)
 {
-    fputs("context,prefill_tokens,prefill_s,prefill_tok_s,decode_tokens,decode_s,decode_tok_s,passes,tokens_per_pass,rows_per_pass,drafts,"
-          "accept_1,accept_2,accept_3,accept_4,accept_5,experts_per_pass_layer,hit_rate,dense_mb_tok,experts_mb_tok,state_mb_tok,mb_tok,floor_tok_s,of_floor\n",
+    fputs("context,prefill_tokens,prefill_s,prefill_tok_s,decode_tokens,decode_s,decode_tok_s,passes,tokens_per_pass,"
+          "rows_per_pass,drafts,"
+          "accept_1,accept_2,accept_3,accept_4,accept_5,experts_per_pass_layer,hit_rate,dense_mb_tok,experts_mb_tok,"
+          "state_mb_tok,mb_tok,floor_tok_s,of_floor\n",
           to);
 }
 
 /* One frontier's line. before, after: counts around it. */
-static void print_line(const app *a, int64_t context, const aff_outcome *o, const aff_draft_stats *before, const aff_draft_stats *after)
+static void print_line(const app *a, int64_t context, const aff_outcome *o, const aff_draft_stats *before,
+                       const aff_draft_stats *after)
 {
     const aff_bench_routes *r = &a->routes;
-    const double tokens = (double)(after->tokens - before->tokens), expert = (double)aff__net_sizes(a->net).expert, mb = 1e6 * tokens;
+    const double tokens = (double)(after->tokens - before->tokens), expert = (double)aff__net_sizes(a->net).expert,
+                 mb = 1e6 * tokens;
     double passes = 0, rows = 0, drafts = 0;
     for (int i = 1; i <= AFF_PASS_ROWS; i++) {
         passes += (double)(after->rows[i] - before->rows[i]);
         rows += (double)(after->rows[i] - before->rows[i]) * i;
         drafts += (double)(after->drafts[i] - before->drafts[i]);
     }
-    const double dense = passes * (double)aff__bench_dense(a->net, false) + drafts * (double)aff__bench_dense(a->net, true), experts = (double)(r->used[0] + r->used[1]) * expert,
+    const double dense =
+                     passes * (double)aff__bench_dense(a->net, false) + drafts * (double)aff__bench_dense(a->net, true),
+                 experts = (double)(r->used[0] + r->used[1]) * expert,
                  state = rows * (double)aff__bench_state(a->net, context, NULL), all = dense + experts + state;
-    const double prefill_s = (double)(o->prefill_ns - a->outside_ns) / 1e9, decode_s = (double)o->decode_ns / 1e9, floor_rate = a->rate * 1e9 * tokens / all;
-    fprintf(a->csv, "%lld,%lld,%.4f,%.2f,%lld,%.4f,%.3f,%.0f,%.3f,%.3f,%.0f", (long long)context, (long long)o->prefilled, prefill_s, (double)o->prefilled / prefill_s,
-            (long long)o->decoded, decode_s, tokens / decode_s, passes, tokens / passes, rows / passes, drafts);
+    const double prefill_s = (double)(o->prefill_ns - a->outside_ns) / 1e9, decode_s = (double)o->decode_ns / 1e9,
+                 floor_rate = a->rate * 1e9 * tokens / all;
+    fprintf(a->csv, "%lld,%lld,%.4f,%.2f,%lld,%.4f,%.3f,%.0f,%.3f,%.3f,%.0f", (long long)context,
+            (long long)o->prefilled, prefill_s, (double)o->prefilled / prefill_s, (long long)o->decoded, decode_s,
+            tokens / decode_s, passes, tokens / passes, rows / passes, drafts);
     for (int i = 0; i < AFF_MAX_WIDTH; i++) {
         const int64_t offered = after->offered[i] - before->offered[i];
         if (offered)
@@ -201,8 +246,9 @@ static void print_line(const app *a, int64_t context, const aff_outcome *o, cons
             fputs(",", a->csv);
     }
     const double used = (double)(r->used[0] + r->used[1]), hits = (double)(r->hits[0] + r->hits[1]);
-    fprintf(a->csv, ",%.2f,%.4f,%.3f,%.3f,%.3f,%.3f,%.3f,%.4f\n", (double)r->used[0] / (passes * aff__net_layers(a->net)), used > 0 ? hits / used : 1, dense / mb, experts / mb,
-            state / mb, all / mb, floor_rate, tokens / decode_s / floor_rate);
+    fprintf(a->csv, ",%.2f,%.4f,%.3f,%.3f,%.3f,%.3f,%.3f,%.4f\n",
+            (double)r->used[0] / (passes * aff__net_layers(a->net)), used > 0 ? hits / used : 1, dense / mb,
+            experts / mb, state / mb, all / mb, floor_rate, tokens / decode_s / floor_rate);
     fflush(a->csv);
 }
 
@@ -228,10 +274,16 @@ static aff_status make_routes(app *a, aff_error *err)
     const flags *f = &a->f;
     const aff_config *c = aff__net_config(a->net);
     if (f->skew >= 0 || f->locality >= 0) {
-        const aff_routegen_options g = {aff__net_layers(a->net), c->experts, c->picks, f->skew >= 0 ? f->skew : 0, f->locality >= 0 ? f->locality : 0, (uint64_t)f->seed};
+        const aff_routegen_options g = {aff__net_layers(a->net),
+                                        c->experts,
+                                        c->picks,
+                                        f->skew >= 0 ? f->skew : 0,
+                                        f->locality >= 0 ? f->locality : 0,
+                                        (uint64_t)f->seed};
         AFF_TRY(aff__routegen_create(&a->gen, &g, err));
         a->routes.force = a->gen;
-        fprintf(stderr, "aff-bench: routes are made up (skew %g, locality %g): the text is not the model's\n", g.skew, g.locality);
+        fprintf(stderr, "aff-bench: routes are made up (skew %g, locality %g): the text is not the model's\n", g.skew,
+                g.locality);
     }
     if (f->trace) AFF_TRY(aff__route_trace_open(&a->routes.trace, f->trace, a->net, err));
     if (a->o.device.choice == AFF_DEVICE_RT && !a->gen && !f->trace) {
@@ -249,7 +301,10 @@ static aff_status measure(app *a, const aff_memplan *p, aff_error *err)
     AFF_TRY(fill_ids(a, err));
     AFF_TRY(make_routes(a, err));
     a->rate = f->rate;
-    if (!f->rate) AFF_TRY(aff__bench_memory_rate((int)f->threads, p->available / 8 > UINT64_C(1) << 29 ? UINT64_C(1) << 29 : p->available / 8, &a->rate, err));
+    if (!f->rate)
+        AFF_TRY(aff__bench_memory_rate((int)f->threads,
+                                       p->available / 8 > UINT64_C(1) << 29 ? UINT64_C(1) << 29 : p->available / 8,
+                                       &a->rate, err));
     a->o.cache = (aff_engine_cache){a, restore, publish};
     AFF_TRY(aff__engine_create(&a->engine, a->net, &a->o, err));
     a->csv = stdout;
@@ -260,12 +315,15 @@ static aff_status measure(app *a, const aff_memplan *p, aff_error *err)
     }
     aff_status s = a->csv ? AFF_OK : aff__fail_errno(err, "%s: cannot open", f->out);
     if (s == AFF_OK) {
-        fprintf(a->csv, "# %s; %s; %d threads; memory %.2f GB/s%s\n", aff__net_path(a->net), aff__cpu_level_name(aff__cpu_level()), aff__pool_size((int)f->threads), a->rate,
+        fprintf(a->csv, "# %s; %s; %d threads; memory %.2f GB/s%s\n", aff__net_path(a->net),
+                aff__cpu_level_name(aff__cpu_level()), aff__pool_size((int)f->threads), a->rate,
                 f->rate ? " (given)" : " (measured)");
         print_head(a->csv);
-        for (int64_t n = f->from; s == AFF_OK && n <= f->most; n = n < f->most && 2 * n > f->most ? f->most : 2 * n) s = frontier(a, n, err);
+        for (int64_t n = f->from; s == AFF_OK && n <= f->most; n = n < f->most && 2 * n > f->most ? f->most : 2 * n)
+            s = frontier(a, n, err);
     }
-    if (a->csv && (fflush(a->csv) != 0 || ferror(a->csv)) && s == AFF_OK) s = aff__fail_errno(err, "%s: cannot write", f->out ? f->out : "standard output");
+    if (a->csv && (fflush(a->csv) != 0 || ferror(a->csv)) && s == AFF_OK)
+        s = aff__fail_errno(err, "%s: cannot write", f->out ? f->out : "standard output");
     if (!f->out) return s;
     if (a->csv) fclose(a->csv);
     if (s == AFF_OK) return aff__out_commit(&out, err);
@@ -283,7 +341,8 @@ static aff_status load(app *a, aff_net_options no, aff_memplan *p, int *code, af
     const int64_t positions = aff__net_config(a->net)->max_positions;
     if (!f->most) f->most = positions - f->decode < 16384 ? positions - f->decode : 16384;
     if (f->most + f->decode > positions)
-        return aff__fail(err, AFF_E_INVALID, "--ctx-max: expected at most %lld (the model's context less -n), got %lld", (long long)(positions - f->decode), (long long)f->most);
+        return aff__fail(err, AFF_E_INVALID, "--ctx-max: expected at most %lld (the model's context less -n), got %lld",
+                         (long long)(positions - f->decode), (long long)f->most);
     if (f->from > f->most) f->from = f->most;
     aff__setup_engine(&f->setup, f->most + f->decode, &a->o);
     AFF_TRY(aff__setup_plan(&f->setup, a->net, &a->o, false, p, err));
@@ -303,7 +362,7 @@ static aff_status load(app *a, aff_net_options no, aff_memplan *p, int *code, af
     const uint64_t start = aff__now_ns();
     AFF_TRY(aff__net_open(&a->net, f->model, &no, err));
     aff__net_limit_copies(a->net, p->copies);
-    fprintf(stderr, "loaded in %.2f s\n", (double)(aff__now_ns() - start) / 1e9);
+    fprintf(stderr, "  loaded in %.2f s\n", (double)(aff__now_ns() - start) / 1e9);
     return AFF_OK;
 }
 

@@ -1,8 +1,10 @@
 /* aff-info - prints what is in a container and says whether it is sound. */
 #define _GNU_SOURCE
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/options.h"
+#include "base/rng.h"
 #include "format/container.h"
 #include "format/container_disk.h"
 #include "format/json.h"
@@ -16,7 +18,8 @@
 static struct {
     bool experts, json, verify, hashes;
     const char *against, *draft;
-} opt;
+    int64_t bench, topk;
+} opt = {.topk = 6};
 
 static const aff_option options[] = {
     {"experts", 'e', AFF_OPT_FLAG, &opt.experts, NULL,
@@ -28,6 +31,9 @@ static const aff_option options[] = {
     {"draft", 0, AFF_OPT_STR, &opt.draft, "FILE", "check that this companion belongs to the container"},
     {"hashes", 0, AFF_OPT_FLAG, &opt.hashes, NULL,
      "print layer, expert and hash of every expert record, and name those that are the same"},
+    {"bench", 0, AFF_OPT_INT, &opt.bench, "N",
+     "read random experts of every layer, as N tokens would, and print how fast they come", "Speed", 1, 1000000},
+    {"topk", 0, AFF_OPT_INT, &opt.topk, "K", "with --bench: experts of a layer a token reads [6]", NULL, 1, 65536},
     {0}};
 
 static const aff_usage usage = {
@@ -527,10 +533,44 @@ static aff_status open_it(aff_container **c, const char *path, aff_error *err)
     return aff__container_open(c, path, err);
 }
 
+/* ---- speed of the mapping ---- */
+
+/* One token's experts, a byte of every cache line. */
+static uint64_t touch(const aff_container *c, uint64_t *rng, uint64_t *bytes)
+{
+    uint64_t sum = 0;
+    for (uint32_t l = 0; l < aff__container_layers(c); l++) {
+        const aff_clayer *y = aff__container_layer(c, l);
+        for (int64_t k = 0; k < opt.topk; k++) {
+            const uint8_t *p = aff__container_expert(c, l, (uint32_t)(aff__splitmix64(rng) % y->n_experts));
+            for (uint64_t i = 0; i < y->stride; i += 64) sum += p[i];
+            *bytes += y->stride;
+        }
+    }
+    return sum;
+}
+
+static void bench(const aff_container *c)
+{
+    uint64_t rng = 1, bytes = 0;
+    volatile uint64_t sum = touch(c, &rng, &bytes); /* the first is for warming up; kept, so that the reads happen */
+    bytes = 0;
+    const uint64_t start = aff__now_ns();
+    for (int64_t i = 0; i < opt.bench; i++) sum = sum + touch(c, &rng, &bytes);
+    const double seconds = (double)(aff__now_ns() - start) * 1e-9;
+    printf("\nbench        %" PRId64 " tokens of %" PRId64 " experts a layer: %s, %.2f GB/s, %.3f ms a token\n",
+           opt.bench, opt.topk, human(bytes), seconds > 0 ? (double)bytes * 1e-9 / seconds : 0,
+           seconds * 1e3 / (double)opt.bench);
+}
+
 int main(int argc, char **argv)
 {
     int first, rc = aff__options_main(&usage, argc, argv, &first);
     if (rc >= 0) return rc;
+    if (opt.bench && opt.json) {
+        fprintf(stderr, "aff-info: --bench prints text: leave out --json\n");
+        return 2;
+    }
     aff_error err = {0};
     aff_container *c;
     const char *path = argv[first], *sound = "structure checked; --verify would read and check the contents too";
@@ -543,6 +583,7 @@ int main(int argc, char **argv)
         sound = "structure and every hash checked";
     }
     if (s == AFF_OK && opt.hashes) s = hash_experts(c, &err);
+    if (s == AFF_OK && opt.bench) bench(c);
     if (s == AFF_OK && opt.draft) s = check_draft(c, &err);
     if (s == AFF_OK && opt.against) s = aff__container_compare(c, opt.against, &err);
     rc = conclude(path, c, sound, s, &err);

@@ -19,7 +19,7 @@ static void warn(void *ctx, const char *line)
     fprintf(stderr, "aff-quantize: %s\n", line);
 }
 
-/* The first SIGINT or SIGTERM ends the run at the next tensor or expert, with everything cleaned up; a second one at once. */
+/* The first SIGINT or SIGTERM ends the run at the next tensor or expert, ready for --resume; a second one at once. */
 static volatile sig_atomic_t stop;
 
 static void on_signal(int number)
@@ -96,7 +96,7 @@ int main(int argc, char **argv)
          "program.",
          NULL, 0, 0},
         {"resume", 0, AFF_OPT_FLAG, &o.resume, NULL,
-         "Go on where a killed run of the same command stopped; the file is the same as of one run.", "Running", 0, 0},
+         "Go on where a run of the same command was killed, stopped or failed; the file is the same as of one run.", "Running", 0, 0},
         {"verify", 0, AFF_OPT_FLAG, &o.verify, NULL,
          "Decode every expert of the finished file again and compare its error with the table.", NULL, 0, 0},
         {"report", 0, AFF_OPT_STR, &o.report, "FILE", "Write the errors of layers and experts as JSON.", NULL, 0, 0},
@@ -122,6 +122,7 @@ int main(int argc, char **argv)
     }
     signal(SIGINT, on_signal);
     signal(SIGTERM, on_signal);
+    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is then an error of the write */
     aff__progress_start(&p, stderr, "quantising");
     s = aff__quantize(&o, &err);
     aff__progress_clear(&p);

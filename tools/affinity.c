@@ -11,6 +11,10 @@
 #include "engine/setup.h"
 #include "engine/text.h"
 #include "server/server.h"
+#include "ui/chat.h"
+#include "ui/dash.h"
+#include "ui/guard.h"
+#include "ui/line.h"
 #include <errno.h>
 #include <math.h>
 #include <signal.h>
@@ -26,7 +30,7 @@ static const uint64_t collect_memory = 1ull << 30; /* bytes for the rows in flig
 /* The command line. NAN, INT64_MIN and NULL: not given. */
 typedef struct flags {
     const char *model, *tokenizer, *prompt, *prompt_file, *tokens, *logits_out, *numerics, *force, *cpu_path, *collect, *moments;
-    const char *dspark, *dspark_model, *dspark_width, *bias, *route_trace;
+    const char *dspark, *dspark_model, *dspark_width, *bias, *route_trace, *ui, *format;
     bool serve, no_echo, ignore_eos, dump_tokens, logits_last;
     int64_t n, top_k, seed, dump_logits, max_layers, chunk, threads, slots, logprobs, imatrix_chunk;
     double temp, top_p, min_p, presence, frequency, repetition;
@@ -34,6 +38,8 @@ typedef struct flags {
     bool text_from_file; /* of -p and --prompt-file the last one counts */
     aff_numerics mode;
     aff_setup setup;
+    aff_ui ui_mode;
+    aff_chat_format chat_format;
 } flags;
 
 typedef struct app {
@@ -54,8 +60,12 @@ typedef struct app {
     float *last;  /* [vocab] the last row of logits, for --logits-last */
     aff_bias *bias;
     int n_bias;
+    aff_dash *dash;
+    FILE *to; /* text: standard output, or with a dashboard memory, until the terminal is free again */
+    char *held;
+    size_t n_held;
     aff_outfile out;
-    bool out_open, progress_shown, separate;
+    bool out_open, progress_shown, separate, draw; /* draw: a dashboard */
     uint64_t reported; /* ns of the last progress line, 0 before the first */
     FILE *report;      /* lines of --logprobs, in memory */
     char *report_text;
@@ -70,6 +80,7 @@ static volatile sig_atomic_t interrupted;
 static void on_signal(int sig)
 {
     interrupted = 1;
+    signal(sig, aff__guard_die); /* the second one kills */
 }
 
 static int complain(const aff_error *err, int code)
@@ -101,7 +112,9 @@ static int parse(flags *f, int argc, char **argv)
                  .logprobs = -1,
                  .slots = 1,
                  .setup = AFF_SETUP_NOTHING,
-                 .numerics = "fast"};
+                 .numerics = "fast",
+                 .ui = "auto",
+                 .format = "auto"};
     const aff_option table[] = {
         {"model", 'm', AFF_OPT_STR, &f->model, "PATH", "Container (.aff) or checkpoint folder.", "Model and prompt"},
         {"tokenizer", 0, AFF_OPT_STR, &f->tokenizer, "FILE",
@@ -111,6 +124,8 @@ static int parse(flags *f, int argc, char **argv)
          "The same from a file, all of it (- is standard input)."},
         {"tokens", 0, AFF_OPT_STR, &f->tokens, "LIST",
          "Token ids instead of a text: a,b,c or @FILE; nothing is put before them."},
+        {"chat-format", 0, AFF_OPT_STR, &f->format, "FORMAT",
+         "Of a conversation, which is what -m alone begins on a terminal: auto, v4, 0731 or v4.1; auto asks the container [auto]."},
         {"serve", 0, AFF_OPT_FLAG, &f->serve, NULL, "Serve HTTP instead; affinity --serve --help lists the flags."},
         {"n-predict", 'n', AFF_OPT_INT, &f->n, "N", "Tokens to generate [32; 0 with --dump-logits or --logits-out].",
          .max = 1e12},
@@ -128,6 +143,8 @@ static int parse(flags *f, int argc, char **argv)
         {"logit-bias", 0, AFF_OPT_STR, &f->bias, "LIST", "Added to logits: ID=BIAS,ID=BIAS,..."},
         {"ignore-eos", 0, AFF_OPT_FLAG, &f->ignore_eos, NULL, "Go on after the end-of-sequence token."},
         {"no-echo", 0, AFF_OPT_FLAG, &f->no_echo, NULL, "Do not print the prompt.", "Output"},
+        {"ui", 0, AFF_OPT_STR, &f->ui, "auto|dash|plain",
+         "A live dashboard while it runs, or lines only; auto draws on a terminal [auto]."},
         {"dump-tokens", 0, AFF_OPT_FLAG, &f->dump_tokens, NULL,
          "Print the prompt's ids and exit, without loading the model."},
         {"dump-logits", 0, AFF_OPT_INT, &f->dump_logits, "K",
@@ -183,13 +200,21 @@ static bool sampler_flags(const flags *f)
     return !isnan(f->temp) || f->top_k != INT64_MIN || !isnan(f->top_p) || !isnan(f->min_p) || f->seed != INT64_MIN;
 }
 
+/* A conversation: nothing says what else to do, and there is somebody. */
+static bool talks(const flags *f)
+{
+    return f->model && !f->prompt && !f->prompt_file && !f->tokens && !f->dump_tokens && !f->dump_logits && !f->logits_out && !f->collect &&
+           !f->force && !f->route_trace && f->logprobs < 0 && !f->setup.plan && !f->setup.plan_json && isatty(STDIN_FILENO) == 1 &&
+           isatty(STDOUT_FILENO) == 1;
+}
+
 /* Which flags go together. */
 static aff_status check_flags(const flags *f, aff_error *err)
 {
     bool text = f->prompt || f->prompt_file, plan = f->setup.plan || f->setup.plan_json;
     AFF_TRY(aff__setup_check(&f->setup, err));
     if (text && f->tokens) return bad(err, "--tokens and --prompt or --prompt-file: expected one of them, got both");
-    if (!text && !f->tokens && !plan)
+    if (!text && !f->tokens && !plan && !talks(f))
         return bad(err, "expected a prompt (-p TEXT, --prompt-file FILE or --tokens LIST), got none");
     if (text && !f->text_from_file && !*f->prompt) return bad(err, "--prompt: expected a text, got an empty prompt");
     if (!f->model && !f->dump_tokens) return bad(err, "expected a model (-m PATH), got none");
@@ -210,6 +235,10 @@ static aff_status check_flags(const flags *f, aff_error *err)
         return bad(err, "--collect-imatrix generates nothing: expected no sampling or output flags, no -n, got one");
     if (f->dspark_model && f->dspark && strcmp(f->dspark, "off") == 0)
         return bad(err, "--dspark-model and --dspark off: expected one of them, got both");
+    if (strcmp(f->ui, "dash") == 0 && (f->dump_tokens || f->dump_logits || f->collect || plan))
+        return bad(err, "--ui dash shows a text as it comes: expected none of --dump-tokens, --dump-logits, --plan and --collect-imatrix with it, got one");
+    if (strcmp(f->ui, "dash") == 0 && talks(f)) return bad(err, "--ui dash: a conversation has no dashboard: expected a prompt with it, got none");
+    if (f->setup.cache_dir && talks(f)) return bad(err, "--prefix-cache-dir: a conversation keeps its state in memory: expected a prompt with it, got none");
     if (f->force && sampler_flags(f))
         return bad(
             err,
@@ -241,6 +270,9 @@ static aff_status check_enums(flags *f, aff_error *err)
     if (f->dspark) AFF_TRY(one_of("--dspark", f->dspark, switches, &i, err));
     static const char *const moments[] = {"auto", "none", "gate", "all", NULL}; /* as aff_moments */
     if (f->moments) AFF_TRY(one_of("--imatrix-moments", f->moments, moments, &f->moments_index, err));
+    if (!aff__ui_find(f->ui, &f->ui_mode)) return aff__fail(err, AFF_E_INVALID, "--ui: expected auto, dash or plain, got '%s'", f->ui);
+    if (!aff__chat_format_find(f->format, &f->chat_format))
+        return aff__fail(err, AFF_E_INVALID, "--chat-format: expected auto, v4, 0731 or v4.1, got '%s'", f->format);
     f->width = AFF_WIDTH_AUTO;
     if (f->dspark_width) {
         AFF_TRY(one_of("--dspark-width", f->dspark_width, widths, &i, err));
@@ -347,11 +379,19 @@ static bool flush_output(app *a)
     return !a->write_errno;
 }
 
+/* Characters of the text, in whatever pieces. */
+static void put_text(app *a, const char *s, size_t n)
+{
+    fwrite(s, 1, n, a->to);
+    aff__dash_text(a->dash, s, n);
+}
+
 /* Without a tokenizer, the id; else what it adds to the text. */
 static aff_status print_token(app *a, int32_t id, aff_error *err)
 {
     if (!a->tok) {
-        printf("%s%d", a->separate ? " " : "", id);
+        char number[16];
+        put_text(a, number, (size_t)snprintf(number, sizeof number, "%s%d", a->separate ? " " : "", id));
         a->separate = true;
         return AFF_OK;
     }
@@ -361,7 +401,7 @@ static aff_status print_token(app *a, int32_t id, aff_error *err)
         AFF_TRY(aff__realloc(&a->piece, 3 * (n + 4), 1, "text of a token", err));
         a->piece_cap = 3 * (n + 4);
     }
-    fwrite(a->piece, 1, aff__utf8_push(&a->stream, bytes, n, a->piece), stdout);
+    put_text(a, a->piece, aff__utf8_push(&a->stream, bytes, n, a->piece));
     return AFF_OK;
 }
 
@@ -369,13 +409,13 @@ static aff_status print_token(app *a, int32_t id, aff_error *err)
 static void finish_text(app *a)
 {
     char tail[16];
-    fwrite(tail, 1, aff__utf8_flush(&a->stream, tail), stdout);
+    put_text(a, tail, aff__utf8_flush(&a->stream, tail));
 }
 
 static aff_status echo_prompt(app *a, aff_error *err)
 {
     if (a->text) {
-        fwrite(a->text, 1, a->text_size, stdout);
+        put_text(a, a->text, a->text_size);
     } else {
         for (int64_t i = 0; i < a->n_prompt; i++) AFF_TRY(print_token(a, a->prompt[i], err));
         finish_text(a);
@@ -393,6 +433,9 @@ static void clear_progress(app *a)
 static bool on_progress(void *ctx, int64_t done, int64_t total)
 {
     app *a = ctx;
+    char stage[64];
+    snprintf(stage, sizeof stage, done < total ? "prompt, %lld of %lld tokens" : "answering", (long long)done, (long long)total);
+    aff__dash_stage(a->dash, stage, done >= total);
     if (done < total && isatty(STDERR_FILENO)) {
         fprintf(stderr, "\r\033[Kprefill %lld of %lld tokens", (long long)done, (long long)total);
         a->progress_shown = true;
@@ -508,7 +551,7 @@ static aff_status plan(app *a, aff_engine_options *o, aff_memplan *p, int *code,
     a->net = NULL;
     if (answer)
         *code = aff__setup_answer(&f->setup, p);
-    else
+    else if (!talks(f))
         aff__memplan_print(p, stderr);
     return answer ? AFF_OK : aff__memplan_check(p, err);
 }
@@ -568,8 +611,8 @@ static void announce(const app *a)
 
 static void catch_signals(void)
 {
-    struct sigaction stop = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND}, ignore = {.sa_handler = SIG_IGN};
-    sigaction(SIGINT, &stop, NULL); /* the second one kills */
+    struct sigaction stop = {.sa_handler = on_signal}, ignore = {.sa_handler = SIG_IGN};
+    sigaction(SIGINT, &stop, NULL);
     sigaction(SIGTERM, &stop, NULL);
     sigaction(SIGPIPE, &ignore, NULL); /* an error of the write instead */
 }
@@ -641,6 +684,101 @@ static aff_status finish_logits(app *a, aff_error *err)
     return aff__out_commit(&a->out, err);
 }
 
+/* ---- Conversation ---- */
+
+static aff_status restore(void *ctx, aff_seq *seq, const int32_t *ids, int64_t n, int64_t most, int64_t *matched, aff_error *err)
+{
+    const aff_status s = aff__keep_restore(ctx, seq, ids, n, most, err);
+    *matched = aff__seq_pos(seq);
+    return s;
+}
+
+static void publish(void *ctx, const aff_seq *seq, const int32_t *ids)
+{
+    aff__keep_publish(ctx, seq, ids);
+}
+
+/* What a conversation's turns are made with; sampling as the server's, unless flags say otherwise. */
+static aff_talk talk_of(const app *a, aff_keep *keep, int64_t most)
+{
+    const flags *f = &a->f;
+    aff_talk t = {.engine = a->engine, .net = a->net, .tok = a->tok, .keep = keep, .format = f->chat_format, .n_predict = most};
+    aff_sampling_init(&t.sampling);
+    t.sampling.temperature = isnan(f->temp) ? 1 : f->temp;
+    t.sampling.top_p = isnan(f->top_p) ? 0.95 : f->top_p;
+    if (!isnan(f->min_p)) t.sampling.min_p = f->min_p;
+    if (f->top_k != INT64_MIN) t.sampling.top_k = f->top_k;
+    t.random_seed = f->seed == INT64_MIN;
+    if (!t.random_seed) t.sampling.seed = (uint64_t)f->seed;
+    return t;
+}
+
+static aff_status open_for_talk(app *a, aff_keep *keep, aff_error *err)
+{
+    const flags *f = &a->f;
+    aff_memplan p;
+    int code = -1;
+    aff_engine_options o = {
+        .threads = (int)f->threads, .slots = 1, .chunk = f->chunk, .width = f->width, .warn = on_warning, .cache = {keep, restore, publish}};
+    if (f->dspark_model && aff__is_dir(f->model))
+        return aff__fail(err, AFF_E_INVALID, "--dspark-model: %s is a checkpoint, whose draft is part of it", f->model);
+    AFF_TRY(plan(a, &o, &p, &code, err));
+    if (!a->tok) return aff__fail(err, AFF_E_INVALID, "%s: expected a tokenizer.json beside it, found none: give --tokenizer FILE", f->model);
+    const aff_net_options no = net_options(f);
+    AFF_TRY(aff__net_open(&a->net, f->model, &no, err));
+    aff__net_limit_copies(a->net, p.copies);
+    return aff__engine_create(&a->engine, a->net, &o, err);
+}
+
+static aff_status converse(app *a, aff_error *err)
+{
+    const char *slash = strrchr(a->f.model, '/');
+    const int64_t most = a->f.n > 0 ? a->f.n : 0; /* plan() gives an n that was not given the default of a prompt */
+    aff_keep *keep = NULL;
+    aff__line_signals(); /* before there are threads */
+    if (a->f.chat_format == AFF_CHAT_AUTO) AFF_TRY(aff__chat_format_of(a->f.model, &a->f.chat_format, err));
+    AFF_TRY(aff__keep_create(&keep, err));
+    aff_status s = open_for_talk(a, keep, err);
+    if (s == AFF_OK) {
+        aff_talk t = talk_of(a, keep, most);
+        s = aff__chat_run(&t, slash && slash[1] ? slash + 1 : a->f.model, err);
+        aff__talk_free(&t);
+    }
+    aff__engine_free(a->engine);
+    a->engine = NULL;
+    aff__keep_free(keep);
+    return s;
+}
+
+/* ---- Dashboard ---- */
+
+static aff_status enter_dash(app *a, aff_error *err)
+{
+    const char *slash = a->f.model ? strrchr(a->f.model, '/') : NULL;
+    if (!a->draw || a->f.dump_logits || a->f.setup.plan || a->f.setup.plan_json) return AFF_OK;
+    a->to = open_memstream(&a->held, &a->n_held);
+    if (!a->to) {
+        a->to = stdout;
+        return aff__fail_errno(err, "dashboard: no memory");
+    }
+    AFF_TRY(aff__dash_open(&a->dash, slash && slash[1] ? slash + 1 : a->f.model, err));
+    aff__dash_stage(a->dash, "loading the model", false);
+    return AFF_OK;
+}
+
+/* The terminal is as it was; the text that was held back is written to it. */
+static void leave_dash(app *a)
+{
+    aff__dash_watch(a->dash, NULL, NULL);
+    aff__dash_close(a->dash);
+    a->dash = NULL;
+    if (a->to == stdout) return;
+    fclose(a->to);
+    a->to = stdout;
+    fwrite(a->held, 1, a->n_held, stdout);
+    free(a->held);
+}
+
 static aff_status generate(app *a, aff_error *err)
 {
     const flags *f = &a->f;
@@ -670,13 +808,15 @@ static aff_status generate(app *a, aff_error *err)
 
     AFF_TRY(aff__engine_check(a->engine, &r, err)); /* before anything is printed */
     announce(a);
+    aff__dash_stage(a->dash, "answering", true);
     if (text && !f->no_echo) AFF_TRY(echo_prompt(a, err));
     aff_status s = aff__engine_run(a->engine, &r, &ev, &o, err);
     clear_progress(a);
     if (text) {
         finish_text(a);
-        putchar('\n');
+        put_text(a, "\n", 1);
     }
+    leave_dash(a);
     flush_output(a);
     AFF_TRY(s);
     if (a->failed != AFF_OK) {
@@ -761,12 +901,20 @@ static int run(app *a)
         catch_signals();
         return collect(a, &err) == AFF_OK ? 0 : complain(&err, 1);
     }
-    int code;
-    s = prepare(a, &code, &err);
-    if (s != AFF_OK) return complain(&err, s == AFF_E_NOMEM ? AFF_EXIT_DOES_NOT_FIT : 1);
-    if (code >= 0) return code;
-    catch_signals();
-    return generate(a, &err) == AFF_OK ? 0 : complain(&err, 1);
+    int code = -1, failed = 1;
+    if (aff__ui_decide(f->ui_mode, &a->draw, &err) != AFF_OK) return complain(&err, 2);
+    s = talks(f) ? converse(a, &err) : enter_dash(a, &err);
+    if (s == AFF_OK && !talks(f)) {
+        s = prepare(a, &code, &err);
+        if (s == AFF_E_NOMEM) failed = AFF_EXIT_DOES_NOT_FIT;
+        if (s == AFF_OK && code < 0) {
+            aff__dash_watch(a->dash, a->engine, a->net);
+            catch_signals();
+            s = generate(a, &err);
+        }
+    }
+    leave_dash(a);
+    return s != AFF_OK ? complain(&err, failed) : code >= 0 ? code : 0;
 }
 
 int main(int argc, char **argv)
@@ -776,6 +924,7 @@ int main(int argc, char **argv)
         if (strcmp(argv[i], "--serve") == 0) return aff__serve_main(argc, argv);
     int code = parse(&a.f, argc, argv);
     if (code >= 0) return code;
+    a.to = stdout;
     code = run(&a);
     if (a.out_open) aff__out_abort(&a.out);
     aff__engine_free(a.engine);

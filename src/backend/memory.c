@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "backend/memory.h"
 #include "base/mem.h"
+#include "base/pages.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +31,7 @@ static aff_status host_reserve(const aff_memory *m, void **out, uint64_t bytes, 
     if (p == MAP_FAILED)
         return aff__fail(err, AFF_E_NOMEM, "%s: cannot reserve %llu bytes of address space", what,
                          (unsigned long long)bytes);
+    aff__pages_prepare(p, bytes); /* before anything is backed; a huge page never reaches beyond what is */
     *out = p;
     return AFF_OK;
 }
@@ -52,7 +54,7 @@ static aff_status host_commit(const aff_memory *m, void *p, uint64_t bytes, cons
 /* Mapping anew gives the pages back and drops their charge. */
 static void host_decommit(const aff_memory *m, void *p, uint64_t bytes)
 {
-    mmap(p, (size_t)bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    if (mmap(p, (size_t)bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED) aff__pages_prepare(p, bytes);
 }
 
 static void host_release(const aff_memory *m, void *p, uint64_t bytes)

@@ -25,7 +25,8 @@ static bool value_of(const char *text, const char *key, uint64_t *value)
     const size_t n = strlen(key);
     for (const char *at = text; at; at = strchr(at, '\n')) {
         at += *at == '\n';
-        if (strncmp(at, key, n) == 0 && (at[n] == ' ' || at[n] == ':')) return sscanf(at + n + 1, "%" SCNu64, value) == 1;
+        if (strncmp(at, key, n) == 0 && (at[n] == ' ' || at[n] == ':'))
+            return sscanf(at + n + 1, "%" SCNu64, value) == 1;
         if (!*at) break;
     }
     return false;
@@ -46,13 +47,18 @@ typedef struct {
     const char *mount, *limit, *used, *stat[2]; /* stat: page cache, which goes when memory is needed */
 } kind;
 static const kind v2 = {2, "/sys/fs/cgroup", "/memory.max", "/memory.current", {"inactive_file", "active_file"}},
-                  v1 = {1, "/sys/fs/cgroup/memory", "/memory.limit_in_bytes", "/memory.usage_in_bytes", {"total_inactive_file", "total_active_file"}};
+                  v1 = {1,
+                        "/sys/fs/cgroup/memory",
+                        "/memory.limit_in_bytes",
+                        "/memory.usage_in_bytes",
+                        {"total_inactive_file", "total_active_file"}};
 
 /* The limit of one group, if it binds more than those so far. */
 static void look_at(aff_machine *m, const char *root, const kind *k, const char *dir)
 {
     uint64_t limit, used, cache = 0, n;
-    if (!number_in(root, dir, k->limit, &limit) || limit > UINT64_C(1) << 60 || !number_in(root, dir, k->used, &used)) return;
+    if (!number_in(root, dir, k->limit, &limit) || limit > UINT64_C(1) << 60 || !number_in(root, dir, k->used, &used))
+        return;
     char *stat = text_of(root, dir, "/memory.stat");
     for (int i = 0; stat && i < 2; i++)
         if (value_of(stat, k->stat[i], &n)) cache += n;
@@ -65,7 +71,8 @@ static void look_at(aff_machine *m, const char *root, const kind *k, const char 
     m->limit_free = left;
 }
 
-/* The group and all above it. In a container the path may be the host's and lead nowhere: then only the root is there. */
+/* The group and all above it. In a container the path may be the host's and lead nowhere: then only the root is there.
+ */
 static void climb(aff_machine *m, const char *root, const kind *k, const char *path)
 {
     char dir[4096];
@@ -108,7 +115,10 @@ aff_status aff__machine_here(aff_machine *m, const char *root, aff_error *err)
     char *text = text_of(root, "/proc/meminfo", "");
     const bool ok = text && value_of(text, "MemTotal", &m->ram) && value_of(text, "MemAvailable", &m->free);
     free(text);
-    if (!ok) return aff__fail(err, AFF_E_UNSUPPORTED, "%s/proc/meminfo: expected MemTotal and MemAvailable: say how much memory there is with --memory", root);
+    if (!ok)
+        return aff__fail(
+            err, AFF_E_UNSUPPORTED,
+            "%s/proc/meminfo: expected MemTotal and MemAvailable: say how much memory there is with --memory", root);
     m->ram *= 1024;
     m->free *= 1024;
     cgroups(m, root);
@@ -151,10 +161,15 @@ aff_status aff__machine_parse(aff_machine *m, const char *text, aff_error *err)
     for (rest = copy; ok && (part = strsep(&rest, ","));) ok = part_of(m, part);
     free(copy);
     if (!ok || !m->ram)
-        return aff__fail(err, AFF_E_INVALID, "--machine: expected cards and memory as in 2x32G,ram=64G,pcie=27, or ram=64G alone, got '%s'", text);
+        return aff__fail(err, AFF_E_INVALID,
+                         "--machine: expected cards and memory as in 2x32G,ram=64G,pcie=27, or ram=64G alone, got '%s'",
+                         text);
     const uint64_t system = m->ram / 32 > UINT64_C(3) << 29 ? m->ram / 32 : UINT64_C(3) << 29;
     m->free = m->ram > system ? m->ram - system : 0;
     return AFF_OK;
 }
 
-uint64_t aff__machine_available(const aff_machine *m) { return m->free < m->limit_free ? m->free : m->limit_free; }
+uint64_t aff__machine_available(const aff_machine *m)
+{
+    return m->free < m->limit_free ? m->free : m->limit_free;
+}

@@ -1,4 +1,5 @@
 #include "base/mem.h"
+#include "base/pages.h"
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +23,7 @@ aff_status aff__calloc(void *out, uint64_t count, uint64_t size, const char *wha
     n = aff__align_up(n ? n : 1, 64);
     if (planned_failure() || !(p = aligned_alloc(64, (size_t)n)))
         return aff__fail(err, AFF_E_NOMEM, "%s: cannot allocate %llu bytes", what, (unsigned long long)n);
+    aff__pages_prepare(p, n);
     memset(p, 0, (size_t)n);
     memcpy(out, &p, sizeof p);
     atomic_fetch_add_explicit(&total, n, memory_order_relaxed);

@@ -10,7 +10,7 @@ static inline bool aff__mul_ok(uint64_t a, uint64_t b, uint64_t *out) { return !
 static inline bool aff__range_ok(uint64_t off, uint64_t len, uint64_t size) { return off <= size && len <= size - off; }
 static inline uint64_t aff__align_up(uint64_t v, uint64_t a) { return (v + a - 1) / a * a; }
 
-/* count*size bytes, 64-byte aligned and zeroed; *out receives it. `what` names the consumer in the error. count*size of 0
+/* count*size bytes, 64-byte aligned and zeroed; *out receives it. Large blocks are prepared as pages.h says. `what` names the consumer in the error. count*size of 0
  * gives a valid pointer. Free with free(). */
 aff_status aff__calloc(void *out, uint64_t count, uint64_t size, const char *what, aff_error *err);
 /* realloc to count*size bytes through *ptr (plain malloc alignment); *ptr keeps its old value on failure. */

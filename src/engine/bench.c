@@ -31,8 +31,10 @@ uint64_t aff__bench_dense(const aff_net *net, bool draft)
 {
     const aff_net_sizes z = aff__net_sizes(net);
     const aff_config *c = aff__net_config(net);
-    const uint64_t head = (uint64_t)c->vocab * (uint64_t)c->hidden * 2; /* embedding and head: bf16, as in every release */
-    const uint64_t tables = draft ? 0 : (uint64_t)c->hash_layers * (uint64_t)c->vocab * (uint64_t)c->picks * 4; /* rows of them are read */
+    const uint64_t head =
+        (uint64_t)c->vocab * (uint64_t)c->hidden * 2; /* embedding and head: bf16, as in every release */
+    const uint64_t tables =
+        draft ? 0 : (uint64_t)c->hash_layers * (uint64_t)c->vocab * (uint64_t)c->picks * 4; /* rows of them are read */
     const uint64_t all = z.file[draft] + z.memory[draft];
     if (draft) return all + head;
     return all > head + tables ? all - head - tables : 0;
@@ -45,7 +47,8 @@ uint64_t aff__bench_state(const aff_net *net, int64_t pos, aff_error *err)
     uint64_t bytes = 0;
     if (aff__seq_plan(&p, net, 1, err) != AFF_OK) return 0;
     for (int l = 0; l < aff__net_layers(net); l++) {
-        const int64_t window = pos + 1 < c->window ? pos + 1 : c->window, groups = c->ratio[l] ? (pos + 1) / c->ratio[l] : 0;
+        const int64_t window = pos + 1 < c->window ? pos + 1 : c->window,
+                      groups = c->ratio[l] ? (pos + 1) / c->ratio[l] : 0;
         const int64_t rows = c->ratio[l] == 4 && groups > c->index_topk ? c->index_topk : groups;
         bytes += (uint64_t)(window + rows) * p.row_bytes;
         if (c->ratio[l] == 4 && groups > c->index_topk) bytes += (uint64_t)groups * p.key_bytes;
@@ -80,7 +83,8 @@ aff_status aff__bench_memory_rate(int threads, uint64_t bytes, double *gbs, aff_
     *gbs = 0;
     AFF_TRY(aff__pool_create(&pool, threads, err));
     aff_status s = aff__calloc(&data, bytes, 1, "memory to read", err);
-    if (s == AFF_OK) s = aff__calloc(&r.sum, (uint64_t)aff__pool_threads(pool) * 8, sizeof *r.sum, "memory to read", err);
+    if (s == AFF_OK)
+        s = aff__calloc(&r.sum, (uint64_t)aff__pool_threads(pool) * 8, sizeof *r.sum, "memory to read", err);
     if (s == AFF_OK) {
         r.data = data;
         for (uint64_t i = 0; i < bytes; i += 4096) data[i] = (uint8_t)i;

@@ -1,5 +1,5 @@
-/* bench.h - what a run cost: bytes that its passes must read, from the routes and the state, and the rate at which this machine's memory
- * gives them. tools/aff-bench.c prints it. */
+/* bench.h - what a run cost: bytes that its passes must read, from the routes and the state, and the rate at which this
+ * machine's memory gives them. tools/aff-bench.c prints it. */
 #ifndef AFF_ENGINE_BENCH_H
 #define AFF_ENGINE_BENCH_H
 #include "engine/engine.h"
@@ -17,8 +17,8 @@ typedef struct aff_bench_routes {
 } aff_bench_routes;
 void aff__bench_route(void *routes, const aff_route *r);
 
-/* Bytes that one pass reads beside the experts: all dense weights of the trunk but the embedding's (rows of it are), or of the draft
- * and the head. */
+/* Bytes that one pass reads beside the experts: all dense weights of the trunk but the embedding's (rows of it are), or
+ * of the draft and the head. */
 uint64_t aff__bench_dense(const aff_net *net, bool draft);
 /* Bytes of the state that a row at position pos reads: window, compressed rows chosen, all indexer keys. */
 uint64_t aff__bench_state(const aff_net *net, int64_t pos, aff_error *err);

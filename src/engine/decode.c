@@ -51,14 +51,16 @@ static void note_guess(aff_engine *e, aff_slot *s)
     memcpy(g->conf, s->conf, sizeof g->conf);
 }
 
-/* Proposals as they came from outside, up to what can be fed; nothing comes after the end. */
+/* Proposals as they came from outside, up to what can be fed; nothing comes after the end, or after what a grammar refuses. */
 static void take_draft(aff_engine *e, aff_slot *s, const int32_t *ids, const float *conf, int n)
 {
     const aff_request *r = &s->job->r;
     const bool ends = !r->ignore_eos && !r->n_forced;
+    aff_match at = s->job->at;
     s->drafted = 0;
     while (s->drafted < n && s->drafted < AFF_MAX_WIDTH && ids[s->drafted] >= 0 && ids[s->drafted] < e->cfg->vocab) {
         if (ends && ids[s->drafted] == e->cfg->eos) break;
+        if (s->job->matcher && !(at = aff__matcher_step(s->job->matcher, at, ids[s->drafted]))) break;
         s->draft[s->drafted] = ids[s->drafted];
         s->conf[s->drafted] = conf[s->drafted];
         s->drafted++;
@@ -109,6 +111,7 @@ static aff_status draft(aff_engine *e, aff_slot **list, int n, aff_error *err)
         for (int i = 0; i < count; i++) take_draft(e, who[i], q[i].ids, q[i].conf, e->block);
     }
     note_time(e, e->stats.times.draft, count, start);
+    e->draft_ns = aff__time_of(e->stats.times.draft, count);
     e->stats.drafts[count]++;
     return AFF_OK;
 }
@@ -147,9 +150,9 @@ static aff_status mtp_after(aff_engine *e, aff_slot **list, int n, aff_error *er
     }
     const uint64_t start = aff__now_ns();
     AFF_TRY(aff__draft_mtp1(e->runner, next, rows, wanted ? 0 : rows, e->mtp, err));
-    if (!wanted) return AFF_OK;
-    note_time(e, e->stats.times.draft, n, start);
-    e->stats.drafts[n]++;
+    note_time(e, wanted ? e->stats.times.draft : e->stats.times.upkeep, n, start);
+    e->draft_ns = aff__time_of(wanted ? e->stats.times.draft : e->stats.times.upkeep, n);
+    e->stats.drafts[n] += wanted > 0;
     return AFF_OK;
 }
 
@@ -160,6 +163,7 @@ static aff_status mtp_after(aff_engine *e, aff_slot **list, int n, aff_error *er
 static void judge_draft(aff_engine *e, aff_slot *s, const aff_offer *o, double row_ns, double draft_ns, double price)
 {
     const double worth = aff__offer_gain(o, o->take) - price * (row_ns * o->take + draft_ns);
+    if (worth < 0 && s->drafted < e->block) return; /* it ends where the answer does: that says nothing about other texts */
     s->worth += (worth - s->worth) / 16;
     e->worth += (worth - e->worth) / 32;
     if (e->worth >= 0) e->pause = FIRST_PAUSE;
@@ -182,12 +186,13 @@ static void share(aff_engine *e, aff_slot **list, int n)
         const aff_slot *s = list[i];
         const int most = useful(e, s);
         o[i] = (aff_offer){.n = s->drafted < most ? s->drafted : most};
-        for (int j = 0; j < o[i].n; j++) o[i].chance[j] = aff__calibration_chance(&s->own, &e->all, j, s->conf[j]);
+        for (int j = 0; j < o[i].n; j++) o[i].chance[j] = aff__calibration_chance(&e->all, &s->own, j, s->conf[j]);
         drafts += s->drafted > 0;
     }
     const int given = aff__share_rows(o, n, AFF_PASS_ROWS - n, adaptive ? V : NULL, price);
     const double row_ns = given ? (aff__time_of(V, n + given) - aff__time_of(V, n)) / given : 0;
-    const double draft_ns = drafts ? aff__time_of(e->stats.times.draft, drafts) / drafts : 0;
+    /* What going without would save. */
+    const double draft_ns = drafts ? fmax(0, aff__time_of(e->stats.times.draft, drafts) - aff__time_of(e->stats.times.upkeep, drafts)) / drafts : 0;
     for (int i = 0; i < n; i++) {
         aff_slot *s = list[i];
         s->take = o[i].take;
@@ -242,12 +247,14 @@ static void choose_rows(aff_engine *e, aff_slot *s)
 {
     aff_occurrences *seen = &s->job->seen;
     s->choice_err = (aff_error){0};
+    s->at = s->job->at;
     for (int k = 0; k <= s->take; k++) {
         aff_error err = {0};
         if (k && seen->all) {
             seen->all[s->draft[k - 1]]++;
             seen->output[s->draft[k - 1]]++;
         }
+        if (k && s->job->matcher) s->at = aff__matcher_step(s->job->matcher, s->at, s->draft[k - 1]);
         if (aff__slot_choose(e, s, s->logits + (int64_t)k * e->cfg->vocab, s->job->n + k, &s->choice[k], &err) == AFF_OK) continue;
         s->choice[k] = -1;
         if (!s->choice_err.code) s->choice_err = err;
@@ -277,8 +284,7 @@ static void score(aff_engine *e, aff_slot *s, int64_t pos, int32_t id)
         aff_guess *g = &s->guess[i];
         if (g->right >= g->n || g->pos + g->right != pos) continue;
         const bool right = g->id[g->right] == id;
-        aff__calibration_note(&s->own, g->right, g->conf[g->right], right);
-        aff__calibration_note(&e->all, g->right, g->conf[g->right], right);
+        aff__calibration_note(&e->all, &s->own, g->right, g->conf[g->right], right);
         if (!g->right) {
             e->scored++;
             e->right += right;
@@ -312,8 +318,10 @@ static aff_status emit(aff_engine *e, aff_slot *s, int k, bool *end, aff_stop *s
         aff__logprobs(row, e->cfg->vocab, &t.id, 1, &t.logprob);
     }
     AFF_TRY(aff__job_push(j, t.id, err));
+    if (j->matcher) j->at = aff__matcher_step(j->matcher, j->at, t.id);
     j->out.decoded++;
     e->stats.tokens++;
+    e->passes.tokens++;
     score(e, s, pos, t.id);
     *end = true;
     *stop = AFF_STOP_CALLER;
@@ -338,6 +346,7 @@ static int settle(aff_engine *e, aff_slot *s)
     while (st == AFF_OK && !end && k < s->take && s->draft[k] == s->choice[k]) st = emit(e, s, ++k, &end, &stop, &err);
     const int tokens = (int)(s->job->n - before);
     e->stats.passes++;
+    if (st == AFF_OK && s->job->matcher && !end) st = aff__matcher_keep(s->job->matcher, &s->job->at, &err);
     if (st == AFF_OK) st = aff__seq_rollback(s->seq, s->job->n - 1, &err);
     if (st != AFF_OK)
         aff__slot_finish(e, s, st, AFF_STOP_CALLER, &err);
@@ -374,6 +383,7 @@ void aff__decode_pass(aff_engine *e)
     int rows = 0, tokens = 0;
     int n = pick(e, list);
     if (!n) return;
+    e->draft_ns = 0;
     aff_status st = draft(e, list, n, &err);
     if (st == AFF_OK) {
         share(e, list, n);
@@ -389,11 +399,9 @@ void aff__decode_pass(aff_engine *e)
         for (int i = 0; i < n; i++) aff__slot_finish(e, list[i], st, AFF_STOP_CALLER, &err);
         return;
     }
-    int drafts = 0;
-    for (int i = 0; i < n; i++) drafts += list[i]->drafted != 0;
     e->stats.rows[rows]++;
     for (int i = 0; i < n; i++) tokens += settle(e, list[i]);
     const double fade = 0.98;
     e->recent_tokens = fade * e->recent_tokens + tokens;
-    e->recent_ns = fade * e->recent_ns + aff__time_of(e->stats.times.verify, rows) + (drafts ? aff__time_of(e->stats.times.draft, drafts) : 0);
+    e->recent_ns = fade * e->recent_ns + aff__time_of(e->stats.times.verify, rows) + e->draft_ns;
 }

@@ -5,6 +5,7 @@
 #include "engine/engine_internal.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -104,6 +105,11 @@ static aff_status make_parts(aff_engine *e, aff_error *err)
     }
     for (int i = 0; i < e->o.slots; i++) AFF_TRY(aff__seq_open(&e->slot[i].seq, e->net, &so, err));
     if (e->o.route) aff__runner_on_route(e->runner, e->o.route, e->o.route_ctx);
+    const aff_heat *h = aff__runner_heat(e->runner);
+    e->view = (aff_snapshot){
+        .context = e->context, .slots = e->o.slots, .layers = h->layers, .experts = h->experts, .picks = e->cfg->picks};
+    AFF_TRY(aff__calloc(&e->heat, (uint64_t)h->layers * (uint64_t)h->experts, sizeof *e->heat, "heat of the experts", err));
+    aff__snapshot_publish(e);
     return AFF_OK;
 }
 
@@ -143,6 +149,7 @@ static void free_job(aff_job *j)
     free(j->bias);
     free(j->seen.all);
     free(j->seen.output);
+    aff__matcher_free(j->matcher);
     free(j);
 }
 
@@ -198,6 +205,7 @@ void aff__engine_free(aff_engine *e)
     free(e->mtp);
     free(e->block_ids);
     free(e->block_conf);
+    free(e->heat);
     free(e);
 }
 
@@ -233,6 +241,10 @@ aff_status aff__engine_check(const aff_engine *e, const aff_request *r, aff_erro
     if (r->top_logprobs < 0 || r->top_logprobs > AFF_MAX_TOP_LOGPROBS || r->top_logprobs > vocab)
         return aff__fail(err, AFF_E_INVALID, "top log-probabilities: expected 0 to %d, got %d", AFF_MAX_TOP_LOGPROBS, r->top_logprobs);
     AFF_TRY(aff__check_ids("forced tokens", r->forced, r->n_forced, vocab, err));
+    if (r->grammar && (r->ignore_eos || r->n_forced))
+        return aff__fail(err, AFF_E_INVALID, "form of the answer: expected neither ignore_eos nor forced tokens with it");
+    if (r->grammar && aff__grammar_vocab(r->grammar) != vocab)
+        return aff__fail(err, AFF_E_INVALID, "form of the answer: expected a vocabulary of %d tokens, got %d", vocab, aff__grammar_vocab(r->grammar));
     return aff__check_tokens("prompt", r->prompt, r->n_prompt, 0, e->context, vocab, err);
 }
 
@@ -253,6 +265,10 @@ static aff_status fill_job(aff_job *j, const aff_request *r, int vocab, aff_erro
     if (r->adjust.n_bias) {
         AFF_TRY(aff__realloc(&j->bias, (uint64_t)r->adjust.n_bias, sizeof *j->bias, "logit bias", err));
         memcpy(j->bias, r->adjust.bias, (size_t)r->adjust.n_bias * sizeof *j->bias);
+    }
+    if (r->grammar) {
+        AFF_TRY(aff__matcher_create(&j->matcher, r->grammar, err));
+        j->at = aff__matcher_start(j->matcher);
     }
     j->r.prompt = NULL;
     j->r.forced = j->forced;
@@ -324,7 +340,7 @@ void aff__engine_stop(aff_engine *e)
 void aff__engine_draft_stats(aff_engine *e, aff_draft_stats *out)
 {
     pthread_mutex_lock(&e->lock);
-    *out = e->published;
+    *out = e->view.draft;
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -360,6 +376,20 @@ aff_status aff__job_push(aff_job *j, int32_t id, aff_error *err)
     return AFF_OK;
 }
 
+/* The row without what the grammar refuses, in e->adjusted (where it may lie already). */
+static aff_status keep_allowed(aff_engine *e, const aff_slot *s, const float *logits, int64_t n, aff_error *err)
+{
+    const aff_job *j = s->job;
+    const uint64_t *words;
+    int32_t mode;
+    int64_t left = j->r.n_predict - j->out.decoded - (n - j->n);
+    if (left > e->context - n + 1) left = e->context - n + 1;
+    AFF_TRY(aff__argmax(logits, e->cfg->vocab, &mode, err)); /* a broken row is an error wherever it is broken */
+    AFF_TRY(aff__matcher_mask(j->matcher, s->at, left, &words, err));
+    for (int v = 0; v < e->cfg->vocab; v++) e->adjusted[v] = words[v >> 6] >> (v & 63) & 1 ? logits[v] : -INFINITY;
+    return AFF_OK;
+}
+
 aff_status aff__slot_choose(aff_engine *e, aff_slot *s, const float *logits, int64_t n, int32_t *id, aff_error *err)
 {
     const aff_request *r = &s->job->r;
@@ -370,6 +400,10 @@ aff_status aff__slot_choose(aff_engine *e, aff_slot *s, const float *logits, int
     }
     if (!aff__adjust_off(&r->adjust)) {
         aff__adjust_logits(&r->adjust, &s->job->seen, logits, e->cfg->vocab, e->adjusted);
+        logits = e->adjusted;
+    }
+    if (s->job->matcher) {
+        AFF_TRY(keep_allowed(e, s, logits, n, err));
         logits = e->adjusted;
     }
     return aff__sampler_next(e->sampler, logits, &r->sampling, n, id, err);
@@ -413,8 +447,11 @@ static aff_status run_chunk(aff_engine *e, aff_slot *s, int64_t most, bool *stop
     const int64_t pos = aff__seq_pos(s->seq), total = prompt_rows(j);
     if (j->ev.logits && !e->chunk)
         AFF_TRY(aff__calloc(&e->chunk, (uint64_t)e->cfg->vocab * AFF_MAX_CHUNK, sizeof(float), "logits of a chunk", err));
-    if (j->ev.logits && most > AFF_MAX_CHUNK) most = AFF_MAX_CHUNK; /* the size of that buffer */
     if (most > 1 << 20) most = 1 << 20;
+    if (j->ev.logits) { /* no more wanted rows than that buffer holds */
+        const int64_t first = j->r.logits_from > pos ? j->r.logits_from : pos;
+        if (first < pos + most && most > first - pos + AFF_MAX_CHUNK) most = first - pos + AFF_MAX_CHUNK;
+    }
     int n = (int)(total - pos < most ? total - pos : most);
     if (j->promote > pos && n > j->promote - pos) n = (int)(j->promote - pos);
     int64_t from = j->ev.logits ? j->r.logits_from - pos : n;
@@ -422,6 +459,7 @@ static aff_status run_chunk(aff_engine *e, aff_slot *s, int64_t most, bool *stop
     const aff_batch b = {.n = n, .id = j->ids + pos, .seq = s->seq, .want_from = from, .logits = e->chunk};
     AFF_TRY(aff__forward(e->runner, &b, err));
     j->out.prefilled += n;
+    e->passes.prompt_rows += n;
     /* The row after the prompt's last is known only if that one is not part of the prefill. */
     if (e->draft == AFF_DRAFT_MTP1 && j->r.n_predict)
         AFF_TRY(aff__mtp_prompt(e, s, j->ids + pos + 1, n, pos + n == total, err));
@@ -441,6 +479,7 @@ static void prompt_pass(aff_engine *e, aff_slot *s, bool answers)
     s->turn = ++e->turns;
     const aff_status st = run_chunk(e, s, answers && e->o.chunk > AFF_MAX_CHUNK ? AFF_MAX_CHUNK : e->o.chunk, &stop, &err);
     e->chunk_ns = aff__now_ns() - start;
+    e->passes.prompt_ns += e->chunk_ns;
     if (st != AFF_OK)
         aff__slot_finish(e, s, st, AFF_STOP_CALLER, &err);
     else if (stop)
@@ -538,11 +577,13 @@ bool aff__engine_step(aff_engine *e)
     if (prompt && (!answers || e->owed <= 0)) {
         prompt_pass(e, prompt, answers);
     } else if (answers) {
+        const uint64_t start_ns = aff__now_ns();
         aff__decode_pass(e);
+        e->passes.decode_ns += aff__now_ns() - start_ns;
         if (e->owed > 0) e->owed--;
     }
     pthread_mutex_lock(&e->lock);
-    e->published = e->stats;
+    aff__snapshot_publish(e);
     const bool more = busy(e);
     pthread_mutex_unlock(&e->lock);
     return more;

@@ -15,6 +15,7 @@
 #include "engine/logits.h"
 #include "engine/sampler.h"
 #include "engine/width.h"
+#include "grammar/grammar.h"
 #include "model/forward.h"
 
 enum { AFF_MAX_SLOTS = 64, AFF_WIDTH_AUTO = -1 };
@@ -117,6 +118,9 @@ typedef struct aff_request {
     bool logprobs;     /* token events carry them */
     int top_logprobs;  /* 0 .. AFF_MAX_TOP_LOGPROBS, with logprobs */
     bool ignore_eos;
+    /* Holds the answer to a form: tokens it refuses are taken out of a row after bias and penalties, before the sampling. Of this
+     * model's vocabulary; must live until `done`. Not with ignore_eos or forced tokens. NULL: none. */
+    const aff_grammar *grammar;
     /* [n_forced] chosen in turn, cyclically, instead of the model's tokens; the end of sequence does not stop then. */
     const int32_t *forced;
     int64_t n_forced;
@@ -153,6 +157,29 @@ typedef struct aff_draft_stats {
     aff_pass_times times;
 } aff_draft_stats;
 void aff__engine_draft_stats(aff_engine *e, aff_draft_stats *out);
+
+/* The engine after its last step, for displays: counts since it was made, slots, and how hot the routed experts are. */
+typedef struct aff_slot_view {
+    bool busy, answering; /* busy and not answering: its prompt runs */
+    uint64_t id;
+    int64_t past, prompt, tokens; /* positions run; tokens of the prompt; tokens chosen */
+} aff_slot_view;
+typedef struct aff_pass_counts {
+    int64_t prompt_rows, tokens;    /* run as prompts; chosen */
+    uint64_t prompt_ns, decode_ns;  /* time of the passes that did it */
+} aff_pass_counts;
+typedef struct aff_snapshot {
+    uint64_t at_ns; /* aff__now_ns when it was taken */
+    int64_t context;
+    int slots, running, waiting;
+    int layers, experts, picks; /* of the trunk; picks a row and layer */
+    uint64_t state_bytes;       /* memory of all slots' attention state */
+    aff_pass_counts passes;
+    aff_draft_stats draft;
+    aff_slot_view slot[AFF_MAX_SLOTS];
+} aff_snapshot;
+/* heat [layers][experts] (experts/heat.h), NULL allowed. */
+void aff__engine_snapshot(aff_engine *e, aff_snapshot *out, float *heat);
 
 /* ---- the engine thread ---- */
 

@@ -27,6 +27,8 @@ typedef struct aff_job {
     int32_t *forced;
     aff_bias *bias;
     aff_occurrences seen; /* of ids[0..n), when a penalty is on */
+    aff_matcher *matcher; /* NULL: no grammar */
+    aff_match at;         /* after the answer so far */
     aff_result *result;
 } aff_job;
 
@@ -53,9 +55,10 @@ typedef struct aff_slot {
     int32_t choice[AFF_MAX_WIDTH + 1]; /* of each row of the pass, -1: its logits are no distribution */
     aff_error choice_err;              /* of the first such row */
     const float *logits;               /* [1 + take][vocab] */
+    aff_match at;                      /* with a grammar: of the row that is being chosen from */
     aff_guess guess[AFF_MAX_WIDTH + 1]; /* a block ends within AFF_MAX_WIDTH passes, so this many are open at most */
     int next_guess;
-    aff_calibration own;
+    aff_leaning own;
     /* Whether drafting pays: what the last drafts were worth, in tokens (a running mean); passes to go without. */
     double worth;
     int skip;
@@ -86,7 +89,9 @@ struct aff_engine {
     double worth;                    /* as in the slots, over all of them */
     int pause;                       /* passes without a draft after the next bad one */
     int64_t scored, right;           /* first places of drafts */
+    double draft_ns; /* what drafting took in the pass at hand, by the tables */
     bool warned;
+    aff_pass_counts passes;
 
     pthread_mutex_t lock; /* everything below, aff_job.next and cancel, the pointers slot[].job */
     pthread_cond_t wake;
@@ -94,8 +99,12 @@ struct aff_engine {
     int waiting;
     uint64_t last_id;
     bool stopped;
-    aff_draft_stats published;
+    aff_snapshot view;
+    float *heat; /* [layers][experts], as of `view` */
 };
+
+/* snapshot.c: copies what displays see; under the lock. */
+void aff__snapshot_publish(aff_engine *e);
 
 /* Ends the slot's request and frees the slot. err NULL unless status says failure. */
 void aff__slot_finish(aff_engine *e, aff_slot *s, aff_status status, aff_stop stop, const aff_error *err);

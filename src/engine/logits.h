@@ -6,7 +6,8 @@
  *   repetition   r, over prompt and output: l(v) > 0 ? l(v) / r : l(v) * r, for every token that occurs there
  *   frequency    f, over the output alone: l(v) -= f * (number of times v occurs there)
  *   presence     p, over the output alone: l(v) -= p, if v occurs there
- * The sampler then sees these logits; log-probabilities are of the logits as the model gave them. */
+ * A grammar then takes out what it refuses (engine.h), and the sampler sees what is left. Log-probabilities are of the logits as
+ * the model gave them. */
 #ifndef AFF_ENGINE_LOGITS_H
 #define AFF_ENGINE_LOGITS_H
 #include "base/status.h"

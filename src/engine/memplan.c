@@ -1,5 +1,6 @@
 #include "engine/memplan.h"
 #include "base/mem.h"
+#include "base/pages.h"
 #include "format/json.h"
 #include <inttypes.h>
 #include <stdarg.h>
@@ -23,7 +24,8 @@ static amount amount_of(uint64_t bytes)
 /* Left free when copies of experts take "what is left". */
 static const uint64_t RESERVE = UINT64_C(1536) << 20;
 
-void aff__memplan_add(aff_memplan *p, int place, bool later, uint64_t bytes, const char *what, const char *note_format, ...)
+void aff__memplan_add(aff_memplan *p, int place, bool later, uint64_t bytes, const char *what, const char *note_format,
+                      ...)
 {
     va_list ap;
     if (!bytes) return;
@@ -70,7 +72,8 @@ static void weights(aff_memplan *p, const aff_net *net)
         snprintf(what, sizeof what, "%sdense weights", whose[i]);
         aff__memplan_add(p, AFF_PLACE_FILE, false, z.file[i], what, "used where they lie in the file");
         snprintf(what, sizeof what, z.experts_in_file ? "%sconverted weights" : "%sdense weights", whose[i]);
-        aff__memplan_add(p, AFF_PLACE_MEMORY, false, z.memory[i], what, z.experts_in_file ? "norms, biases, tables" : "generated");
+        aff__memplan_add(p, AFF_PLACE_MEMORY, false, z.memory[i], what,
+                         z.experts_in_file ? "norms, biases, tables" : "generated");
         snprintf(what, sizeof what, "%srouted experts", whose[i]);
         aff__memplan_add(p, place, false, experts, what, "%" PRId64 " of %" PRIu64 " bytes", z.experts[i], z.expert);
     }
@@ -82,7 +85,8 @@ static void engine(aff_memplan *p, const aff_engine_bytes *b, bool listens)
     aff__memplan_add(p, AFF_PLACE_MEMORY, false, b->runner.plan, "pass: plan of the experts", "%d rows", AFF_MAX_CHUNK);
     aff__memplan_add(p, AFF_PLACE_MEMORY, false, b->runner.backend, "pass: kernels' scratch", "%d threads", b->threads);
     aff__memplan_add(p, AFF_PLACE_MEMORY, false, b->logits, "logits of a decode pass", "%d rows", AFF_PASS_ROWS);
-    aff__memplan_add(p, AFF_PLACE_MEMORY, false, listens ? b->chunk_logits : 0, "logits of a prompt's chunk", "%d rows", AFF_MAX_CHUNK);
+    aff__memplan_add(p, AFF_PLACE_MEMORY, false, listens ? b->chunk_logits : 0, "logits of a prompt's chunk", "%d rows",
+                     AFF_MAX_CHUNK);
     aff__memplan_add(p, AFF_PLACE_MEMORY, false, b->sampler, "sampler", "%s", "");
     aff__memplan_add(p, AFF_PLACE_MEMORY, false, b->slot_table, "slots", "%d", b->slots);
 }
@@ -91,13 +95,17 @@ static void state(aff_memplan *p, const aff_engine_bytes *b)
 {
     const uint64_t n = (uint64_t)b->slots;
     const aff_seq_plan *s = &b->seq;
-    aff__memplan_add(p, AFF_PLACE_MEMORY, false, n * s->raw, "state: raw rings", "%d sequence%s", b->slots, b->slots > 1 ? "s" : "");
+    aff__memplan_add(p, AFF_PLACE_MEMORY, false, n * s->raw, "state: raw rings", "%d sequence%s", b->slots,
+                     b->slots > 1 ? "s" : "");
     aff__memplan_add(p, AFF_PLACE_MEMORY, false, n * s->history, "state: compressor histories", "%s", "");
     aff__memplan_add(p, AFF_PLACE_MEMORY, false, n * s->draft, "state: draft rings", "%s", "");
     aff__memplan_add(p, AFF_PLACE_MEMORY, false, n * s->copy, "state: copy of the rings", "to undo a failed pass");
-    aff__memplan_add(p, AFF_PLACE_MEMORY, false, n * s->rows, "state: compressed rows", "%" PRIu64 " B each; %" PRId64 " positions a sequence", s->row_bytes, b->commit);
-    aff__memplan_add(p, AFF_PLACE_MEMORY, false, n * s->keys, "state: indexer keys", "%" PRIu64 " B each", s->key_bytes);
-    aff__memplan_add(p, AFF_PLACE_MEMORY, true, n * (b->full - s->total), "state: growth", "up to %" PRId64 " positions a sequence, %.2f B each", b->context, s->per_position);
+    aff__memplan_add(p, AFF_PLACE_MEMORY, false, n * s->rows, "state: compressed rows",
+                     "%" PRIu64 " B each; %" PRId64 " positions a sequence", s->row_bytes, b->commit);
+    aff__memplan_add(p, AFF_PLACE_MEMORY, false, n * s->keys, "state: indexer keys", "%" PRIu64 " B each",
+                     s->key_bytes);
+    aff__memplan_add(p, AFF_PLACE_MEMORY, true, n * (b->full - s->total), "state: growth",
+                     "up to %" PRId64 " positions a sequence, %.2f B each", b->context, s->per_position);
     p->slots = b->slots;
     p->context = b->context;
     p->commit = b->commit;
@@ -117,7 +125,8 @@ static void copies(aff_memplan *p, const aff_net *net, int64_t bound)
     if (n < least) n = least;
     if (n > all) n = all;
     p->copies = n;
-    aff__memplan_add(p, AFF_PLACE_MEMORY, false, n, "copies of experts", "row-major file (dtype 33): at most so many, at least %s", amount_of(least).text);
+    aff__memplan_add(p, AFF_PLACE_MEMORY, false, n, "copies of experts",
+                     "row-major file (dtype 33): at most so many, at least %s", amount_of(least).text);
 }
 
 aff_status aff__memplan_make(aff_memplan *p, const aff_memplan_input *in, aff_error *err)
@@ -129,10 +138,12 @@ aff_status aff__memplan_make(aff_memplan *p, const aff_memplan_input *in, aff_er
     weights(p, in->net);
     engine(p, &b, in->listens_to_prompts);
     state(p, &b);
-    aff__memplan_add(p, AFF_PLACE_MEMORY, false, in->prefix_cache, "prefix cache", "entries on their way to and from the disk, index");
+    aff__memplan_add(p, AFF_PLACE_MEMORY, false, in->prefix_cache, "prefix cache",
+                     "entries on their way to and from the disk, index");
     /* Code, libraries, stacks, the file's table of tensors, the tokenizer's tables: measured, not counted. */
     const uint64_t threads = (uint64_t)b.threads * (128 << 10), vocab = (uint64_t)aff__net_config(in->net)->vocab * 320;
-    aff__memplan_add(p, AFF_PLACE_MEMORY, false, (UINT64_C(12) << 20) + threads + vocab, "program, tables, tokenizer", "an estimate");
+    aff__memplan_add(p, AFF_PLACE_MEMORY, false, (UINT64_C(12) << 20) + threads + vocab, "program, tables, tokenizer",
+                     "an estimate");
     copies(p, in->net, in->host_pool);
     return AFF_OK;
 }
@@ -142,7 +153,8 @@ aff_status aff__memplan_make(aff_memplan *p, const aff_memplan_input *in, aff_er
 /* What to change so that it fits. */
 static void advise(const aff_memplan *p, uint64_t need, char *out, size_t cap)
 {
-    const uint64_t state = (uint64_t)p->slots * (p->slot_fixed + (uint64_t)((double)p->commit * p->per_position)), rest = need > state ? need - state : 0;
+    const uint64_t state = (uint64_t)p->slots * (p->slot_fixed + (uint64_t)((double)p->commit * p->per_position)),
+                   rest = need > state ? need - state : 0;
     if (rest + p->slot_fixed > p->available) {
         snprintf(out, cap, "even --slots 1 --kv-commit 0 needs %s", amount_of(rest + p->slot_fixed).text);
         return;
@@ -162,7 +174,8 @@ void aff__memplan_judge(aff_memplan *p)
 {
     memset(p->total, 0, sizeof p->total);
     memset(p->later, 0, sizeof p->later);
-    for (int i = 0; i < p->lines; i++) *(p->line[i].later ? &p->later[p->line[i].place] : &p->total[p->line[i].place]) += p->line[i].bytes;
+    for (int i = 0; i < p->lines; i++)
+        *(p->line[i].later ? &p->later[p->line[i].place] : &p->total[p->line[i].place]) += p->line[i].bytes;
     const uint64_t need = p->total[AFF_PLACE_MEMORY], file = p->total[AFF_PLACE_FILE];
     bool cards = true;
     for (int i = 0; i < p->machine.cards; i++) cards &= p->total[AFF_PLACE_CARD + i] <= p->machine.card[i];
@@ -174,22 +187,30 @@ void aff__memplan_judge(aff_memplan *p)
     if (need > p->available) {
         char advice[160];
         advise(p, need, advice, sizeof advice);
-        snprintf(p->verdict, sizeof p->verdict, "does not fit: %s needed, %s available, %s too few: %s", amount_of(need).text, amount_of(p->available).text,
-                 amount_of(need - p->available).text, advice);
+        snprintf(p->verdict, sizeof p->verdict, "does not fit: %s needed, %s available, %s too few: %s",
+                 amount_of(need).text, amount_of(p->available).text, amount_of(need - p->available).text, advice);
         return;
     }
     const uint64_t left = p->available - need;
-    size_t n = (size_t)snprintf(p->verdict, sizeof p->verdict, "fits: %s needed, %s available", amount_of(need).text, amount_of(p->available).text);
+    size_t n = (size_t)snprintf(p->verdict, sizeof p->verdict, "fits: %s needed, %s available", amount_of(need).text,
+                                amount_of(p->available).text);
     if (file > left)
-        n += (size_t)snprintf(p->verdict + n, sizeof p->verdict - n, "; of the file's %s of weights %s do not stay in memory and are read again as they are used",
-                              amount_of(file).text, amount_of(file - left).text);
+        n += (size_t)snprintf(
+            p->verdict + n, sizeof p->verdict - n,
+            "; of the file's %s of weights %s do not stay in memory and are read again as they are used",
+            amount_of(file).text, amount_of(file - left).text);
     if (p->later[AFF_PLACE_MEMORY] > (file < left ? left - file : 0) && n < sizeof p->verdict)
-        snprintf(p->verdict + n, sizeof p->verdict - n, "; not all sequences can grow to %" PRId64 " positions at a time", p->context);
+        snprintf(p->verdict + n, sizeof p->verdict - n,
+                 "; not all sequences can grow to %" PRId64 " positions at a time", p->context);
 }
 
 aff_status aff__memplan_check(const aff_memplan *p, aff_error *err)
 {
-    return p->fits ? AFF_OK : aff__fail(err, AFF_E_NOMEM, "memory plan: %s (--plan prints it; --memory MIB overrules what the system says is available)", p->verdict);
+    return p->fits ? AFF_OK
+                   : aff__fail(
+                         err, AFF_E_NOMEM,
+                         "memory plan: %s (--plan prints it; --memory MIB overrules what the system says is available)",
+                         p->verdict);
 }
 
 /* ---- output ---- */
@@ -209,16 +230,27 @@ void aff__memplan_print(const aff_memplan *p, FILE *to)
     fprintf(to, "memory plan: %s\n", p->model);
     for (int i = 0; i < p->lines; i++) {
         const aff_memplan_line *l = &p->line[i];
-        fprintf(to, "  %-32s %-7s %16" PRIu64 "%s%s%s\n", l->what, place_name(l->place, buf), l->bytes, l->later ? " later" : "", *l->note ? "  " : "", l->note);
+        fprintf(to, "  %-32s %-7s %16" PRIu64 "%s%s%s\n", l->what, place_name(l->place, buf), l->bytes,
+                l->later ? " later" : "", *l->note ? "  " : "", l->note);
     }
     for (int i = 0; i < AFF_MEMPLAN_PLACES; i++)
         if (p->total[i] || i == AFF_PLACE_MEMORY)
-            fprintf(to, "  %-32s %-7s %16" PRIu64 "  %s\n", "total", place_name(i, buf), p->total[i], amount_of(p->total[i]).text);
-    fprintf(to, "  a position takes %.2f bytes; %d sequence%s of up to %" PRId64 " positions\n", p->per_position, p->slots, p->slots > 1 ? "s" : "", p->context);
-    fprintf(to, "  machine%s: %s, available %s", m->described ? " (described)" : "", amount_of(m->ram).text, amount_of(p->available).text);
-    if (m->cgroup) fprintf(to, "; cgroup v%d limit %s, %s of it left", m->cgroup, amount_of(m->limit).text, amount_of(m->limit_free).text);
+            fprintf(to, "  %-32s %-7s %16" PRIu64 "  %s\n", "total", place_name(i, buf), p->total[i],
+                    amount_of(p->total[i]).text);
+    fprintf(to, "  a position takes %.2f bytes; %d sequence%s of up to %" PRId64 " positions\n", p->per_position,
+            p->slots, p->slots > 1 ? "s" : "", p->context);
+    fprintf(to, "  machine%s: %s, available %s", m->described ? " (described)" : "", amount_of(m->ram).text,
+            amount_of(p->available).text);
+    if (m->cgroup)
+        fprintf(to, "; cgroup v%d limit %s, %s of it left", m->cgroup, amount_of(m->limit).text,
+                amount_of(m->limit_free).text);
     for (int i = 0; i < m->cards; i++) fprintf(to, "; card %d: %s", i, amount_of(m->card[i]).text);
     if (m->cards && !p->total[AFF_PLACE_CARD]) fprintf(to, " (this plan uses no card)");
+    if (!m->described) {
+        char pages[320];
+        aff__pages_line(pages, sizeof pages);
+        fprintf(to, "\n  pages: %s", pages);
+    }
     fprintf(to, "\n  verdict: %s\n", p->verdict);
 }
 
@@ -228,14 +260,16 @@ aff_status aff__memplan_json(const aff_memplan *p, FILE *to, aff_error *err)
     json_t *lines = json_array(), *totals = json_object(), *o;
     for (int i = 0; i < p->lines; i++) {
         const aff_memplan_line *l = &p->line[i];
-        json_array_append_new(lines, json_pack("{s:s,s:s,s:I,s:b,s:s}", "what", l->what, "place", place_name(l->place, buf), "bytes", (json_int_t)l->bytes, "later",
-                                               (int)l->later, "note", l->note));
+        json_array_append_new(lines,
+                              json_pack("{s:s,s:s,s:I,s:b,s:s}", "what", l->what, "place", place_name(l->place, buf),
+                                        "bytes", (json_int_t)l->bytes, "later", (int)l->later, "note", l->note));
     }
     for (int i = 0; i < AFF_MEMPLAN_PLACES; i++)
         if (p->total[i]) json_object_set_new(totals, place_name(i, buf), json_integer((json_int_t)p->total[i]));
-    o = json_pack("{s:s,s:o,s:o,s:I,s:I,s:i,s:I,s:I,s:f,s:b,s:s}", "model", p->model, "lines", lines, "total", totals, "available", (json_int_t)p->available, "ram",
-                  (json_int_t)p->machine.ram, "slots", p->slots, "context", (json_int_t)p->context, "kv_commit", (json_int_t)p->commit * p->slots, "bytes_per_position",
-                  p->per_position, "fits", (int)p->fits, "verdict", p->verdict);
+    o = json_pack("{s:s,s:o,s:o,s:I,s:I,s:i,s:I,s:I,s:f,s:b,s:s}", "model", p->model, "lines", lines, "total", totals,
+                  "available", (json_int_t)p->available, "ram", (json_int_t)p->machine.ram, "slots", p->slots,
+                  "context", (json_int_t)p->context, "kv_commit", (json_int_t)p->commit * p->slots,
+                  "bytes_per_position", p->per_position, "fits", (int)p->fits, "verdict", p->verdict);
     const bool ok = o && json_dumpf(o, to, JSON_INDENT(2)) == 0 && fputc('\n', to) != EOF;
     json_decref(o);
     return ok ? AFF_OK : aff__fail(err, AFF_E_IO, "memory plan: cannot write it as JSON");

@@ -1,9 +1,10 @@
-/* memplan.h - what a run will take and whether it fits, before anything is allocated (design 4). The plan is a list of lines, each a
- * consumer, a place and bytes, made from an outline of the network (model/net.h), the engine's options and the machine. What is
- * allocated equals it: state to the byte (state/seq.h), buffers as aff__engine_plan says (tests/engine/test_memplan.c).
+/* memplan.h - what a run will take and whether it fits, before anything is allocated (design 4). The plan is a list of
+ * lines, each a consumer, a place and bytes, made from an outline of the network (model/net.h), the engine's options
+ * and the machine. What is allocated equals it: state to the byte (state/seq.h), buffers as aff__engine_plan says
+ * (tests/engine/test_memplan.c).
  *
- * Places are this machine's memory, files (weights used in their mapping: the system drops and reads them again as it needs), and
- * cards. Rooms that know of more consumers add their lines between _make and _judge. */
+ * Places are this machine's memory, files (weights used in their mapping: the system drops and reads them again as it
+ * needs), and cards. Rooms that know of more consumers add their lines between _make and _judge. */
 #ifndef AFF_ENGINE_MEMPLAN_H
 #define AFF_ENGINE_MEMPLAN_H
 #include "base/machine.h"
@@ -43,16 +44,16 @@ typedef struct aff_memplan_input {
     const aff_net *net; /* an outline will do */
     const aff_engine_options *engine;
     const aff_machine *machine;
-    uint64_t prefix_cache; /* memory of the prefix cache (aff__prefix_memory), 0: none */
-    int64_t host_pool;     /* bound on copies of row-major experts, bytes; < 0: what is left (--host-pool-mib) */
+    uint64_t prefix_cache;   /* memory of the prefix cache (aff__prefix_memory), 0: none */
+    int64_t host_pool;       /* bound on copies of row-major experts, bytes; < 0: what is left (--host-pool-mib) */
     bool listens_to_prompts; /* somebody takes the logits of prompt rows */
 } aff_memplan_input;
 
 /* The lines of weights, engine and state. */
 aff_status aff__memplan_make(aff_memplan *p, const aff_memplan_input *in, aff_error *err);
 /* One more line. AFF_MEMPLAN_LINES are enough for all that is known; further ones are added up in the last. */
-void aff__memplan_add(aff_memplan *p, int place, bool later, uint64_t bytes, const char *what, const char *note_format, ...)
-    __attribute__((format(printf, 6, 7)));
+void aff__memplan_add(aff_memplan *p, int place, bool later, uint64_t bytes, const char *what, const char *note_format,
+                      ...) __attribute__((format(printf, 6, 7)));
 /* Totals and verdict. */
 void aff__memplan_judge(aff_memplan *p);
 /* AFF_E_NOMEM with the verdict unless it fits. */

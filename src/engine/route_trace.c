@@ -62,7 +62,9 @@ aff_status aff__route_trace_open(aff_route_trace **out, const char *path, const 
 /* What an expert is ranked by, but for softmax, where the logits' order is the same. */
 static double rank_value(const aff_route *r, double x, int e)
 {
-    const double score = r->scoring == AFF_SQRTSOFTPLUS ? sqrt(x > 30 ? x : log1p(exp(x))) : r->scoring == AFF_SIGMOID ? 1 / (1 + exp(-x)) : x;
+    const double score = r->scoring == AFF_SQRTSOFTPLUS ? sqrt(x > 30 ? x : log1p(exp(x)))
+                         : r->scoring == AFF_SIGMOID    ? 1 / (1 + exp(-x))
+                                                        : x;
     return score + (r->bias ? (double)r->bias[e] : 0);
 }
 

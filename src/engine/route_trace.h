@@ -1,4 +1,5 @@
-/* route_trace.h - writes which experts a run used (format/route.h), as an aff_route_fn of the engine. Changes no result. */
+/* route_trace.h - writes which experts a run used (format/route.h), as an aff_route_fn of the engine. Changes no
+ * result. */
 #ifndef AFF_ENGINE_ROUTE_TRACE_H
 #define AFF_ENGINE_ROUTE_TRACE_H
 #include "model/forward.h"

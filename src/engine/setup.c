@@ -8,11 +8,16 @@ aff_status aff__setup_check(const aff_setup *s, aff_error *err)
     if (s->machine) AFF_TRY(aff__machine_parse(&m, s->machine, err));
     if (!s->cache_dir && (s->cache_gib || s->cache_block || s->cache_stays || s->cache_verify))
         return aff__fail(err, AFF_E_INVALID,
-                         "--prefix-cache-gib, --prefix-cache-block, --persistent-prefix-cache, --prefix-cache-verify: expected --prefix-cache-dir with them");
-    if (s->machine && !s->plan && !s->plan_json) return aff__fail(err, AFF_E_INVALID, "--machine: expected --plan with it: nothing can run on a machine that is not there");
-    if (s->machine && s->memory >= 0) return aff__fail(err, AFF_E_INVALID, "--machine and --memory: expected one of them, got both");
+                         "--prefix-cache-gib, --prefix-cache-block, --persistent-prefix-cache, --prefix-cache-verify: "
+                         "expected --prefix-cache-dir with them");
+    if (s->machine && !s->plan && !s->plan_json)
+        return aff__fail(err, AFF_E_INVALID,
+                         "--machine: expected --plan with it: nothing can run on a machine that is not there");
+    if (s->machine && s->memory >= 0)
+        return aff__fail(err, AFF_E_INVALID, "--machine and --memory: expected one of them, got both");
     if (s->kv_size >= 0 && s->kv_commit > s->kv_size * AFF_MAX_SLOTS)
-        return aff__fail(err, AFF_E_INVALID, "--kv-commit: expected at most --kv-size %lld for each sequence, got %lld", (long long)s->kv_size, (long long)s->kv_commit);
+        return aff__fail(err, AFF_E_INVALID, "--kv-commit: expected at most --kv-size %lld for each sequence, got %lld",
+                         (long long)s->kv_size, (long long)s->kv_commit);
     return AFF_OK;
 }
 
@@ -33,7 +38,8 @@ static aff_prefix_options prefix_options(const aff_setup *s)
                                 .verify = s->cache_verify};
 }
 
-aff_status aff__setup_plan(const aff_setup *s, const aff_net *outline, const aff_engine_options *o, bool listens_to_prompts, aff_memplan *p, aff_error *err)
+aff_status aff__setup_plan(const aff_setup *s, const aff_net *outline, const aff_engine_options *o,
+                           bool listens_to_prompts, aff_memplan *p, aff_error *err)
 {
     aff_machine m;
     const aff_prefix_options po = prefix_options(s);
@@ -67,8 +73,8 @@ int aff__setup_answer(const aff_setup *s, const aff_memplan *p)
     return fflush(stdout) != 0 ? 1 : p->fits ? 0 : AFF_EXIT_DOES_NOT_FIT;
 }
 
-aff_status aff__setup_cache(const aff_setup *s, const aff_net *net, void (*warn)(void *ctx, const char *line), aff_engine_options *o, aff_prefix **cache,
-                            aff_error *err)
+aff_status aff__setup_cache(const aff_setup *s, const aff_net *net, void (*warn)(void *ctx, const char *line),
+                            aff_engine_options *o, aff_prefix **cache, aff_error *err)
 {
     aff_prefix_options po = prefix_options(s);
     char results[64];

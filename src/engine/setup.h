@@ -1,5 +1,5 @@
-/* setup.h - what the programs that run a model have in common before it runs: the flags of state, prefix cache and memory plan, and the
- * steps from a model's path to a network that fits. */
+/* setup.h - what the programs that run a model have in common before it runs: the flags of state, prefix cache and
+ * memory plan, and the steps from a model's path to a network that fits. */
 #ifndef AFF_ENGINE_SETUP_H
 #define AFF_ENGINE_SETUP_H
 #include "base/options.h"
@@ -44,11 +44,12 @@ aff_status aff__setup_check(const aff_setup *s, aff_error *err);
 /* The engine's options that the flags are about. `needed`: positions if --kv-size is not given, 0: the model's. */
 void aff__setup_engine(const aff_setup *s, int64_t needed, aff_engine_options *o); /* after aff__setup_check */
 /* The plan of an outline, judged. */
-aff_status aff__setup_plan(const aff_setup *s, const aff_net *outline, const aff_engine_options *o, bool listens_to_prompts, aff_memplan *p, aff_error *err);
+aff_status aff__setup_plan(const aff_setup *s, const aff_net *outline, const aff_engine_options *o,
+                           bool listens_to_prompts, aff_memplan *p, aff_error *err);
 /* --plan or --plan-json: the plan on standard output. Returns the exit code. */
 int aff__setup_answer(const aff_setup *s, const aff_memplan *p);
 /* --prefix-cache-dir: opens it and sets o->cache; *cache NULL without the flag. Its troubles go to
  * `warn`. */
-aff_status aff__setup_cache(const aff_setup *s, const aff_net *net, void (*warn)(void *ctx, const char *line), aff_engine_options *o, aff_prefix **cache,
-                            aff_error *err);
+aff_status aff__setup_cache(const aff_setup *s, const aff_net *net, void (*warn)(void *ctx, const char *line),
+                            aff_engine_options *o, aff_prefix **cache, aff_error *err);
 #endif

@@ -1,6 +1,8 @@
 #include "engine/text.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "format/container.h"
+#include "format/json.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,4 +69,22 @@ aff_status aff__prompt_ids(const aff_tokenizer *t, const char *text, size_t n, c
     }
     aff__ids_free(&found);
     return s;
+}
+
+aff_status aff__chat_format_of(const char *path, aff_chat_format *format, aff_error *err)
+{
+    aff_container *c;
+    json_t *v = NULL;
+    const char *text;
+    size_t n;
+    if (aff__is_dir(path)) return AFF_OK;
+    AFF_TRY(aff__container_open(&c, path, err));
+    aff__container_provenance(c, &text, &n);
+    if (n && aff__json_parse(&v, text, n, "provenance", false, NULL) == AFF_OK) {
+        const json_t *name = json_object_get(v, "chat_encoding");
+        if (json_is_string(name)) aff__chat_format_find(json_string_value(name), format);
+    }
+    json_decref(v);
+    aff__container_close(c);
+    return AFF_OK;
 }

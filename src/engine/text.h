@@ -2,6 +2,7 @@
 #ifndef AFF_ENGINE_TEXT_H
 #define AFF_ENGINE_TEXT_H
 #include "model/config.h"
+#include "text/chat.h"
 #include "text/tokenizer.h"
 
 /* Opens tokenizer.json (file or folder). With a configuration (NULL allowed) vocabulary size and the ids of begin and
@@ -16,4 +17,7 @@ aff_status aff__tokenizer_beside(const char *model_path, char **path, aff_error 
  * `name` names the text in errors; an empty text is AFF_E_INVALID. */
 aff_status aff__prompt_ids(const aff_tokenizer *t, const char *text, size_t n, const char *name, int32_t **ids,
                            int64_t *n_ids, aff_error *err);
+/* The generation of chat encoding that a container names in its provenance; *format stays as it is when it names none, or `path` is a
+ * checkpoint. */
+aff_status aff__chat_format_of(const char *path, aff_chat_format *format, aff_error *err);
 #endif

@@ -1,32 +1,33 @@
 #include "engine/width.h"
 #include <math.h>
 
-/* Width of a confidence range: probability in AFF_CONFIDENCES equal parts. */
-static double probability(float conf) { return conf > -30 ? 1 / (1 + exp(-(double)conf)) : 0; /* NaN: 0 */ }
+/* Weights, in tokens of even chance (a quarter each): what the prior counts, and the bound. */
+static const double PLACE_PRIOR = 2, PLACE_MOST = 40, OWN_PRIOR = 2, OWN_MOST = 20, SLOPE_PRIOR = 20, SLOPE_MOST = 400;
+static const double SURE = 6; /* confidences beyond are cut */
 
-static int range_of(float conf)
+static double cut(float conf)
 {
-    const int r = (int)(probability(conf) * AFF_CONFIDENCES);
-    return r < AFF_CONFIDENCES ? r : AFF_CONFIDENCES - 1;
+    return conf >= -SURE ? (conf < SURE ? (double)conf : SURE) : -SURE; /* NaN: the lowest */
 }
 
-void aff__calibration_note(aff_calibration *c, int place, float conf, bool right)
+double aff__calibration_chance(const aff_calibration *c, const aff_leaning *own, int place, float conf)
 {
-    const int r = range_of(conf);
-    if (c->tried[place][r] >= 512) { /* forget: the text changes */
-        c->tried[place][r] /= 2;
-        c->right[place][r] /= 2;
-    }
-    c->tried[place][r] += 1;
-    c->right[place][r] += right;
+    return 1 / (1 + exp(-((1 + c->slope) * cut(conf) + c->place[place] + own->shift)));
 }
 
-double aff__calibration_chance(const aff_calibration *own, const aff_calibration *all, int place, float conf)
+static void step(double *value, double *weight, double prior, double most, double error, double w)
 {
-    enum { TRUST_CONFIDENCE = 1, TRUST_ALL = 16 }; /* counts that the broader estimate is worth */
-    const int r = range_of(conf);
-    const double shared = ((double)all->right[place][r] + TRUST_CONFIDENCE * probability(conf)) / ((double)all->tried[place][r] + TRUST_CONFIDENCE);
-    return ((double)own->right[place][r] + TRUST_ALL * shared) / ((double)own->tried[place][r] + TRUST_ALL);
+    *weight = fmin(*weight + w, most);
+    *value += error / (prior + *weight);
+}
+
+void aff__calibration_note(aff_calibration *c, aff_leaning *own, int place, float conf, bool right)
+{
+    const double p = aff__calibration_chance(c, own, place, conf), x = cut(conf), error = (right ? 1 : 0) - p;
+    const double w = p * (1 - p) + 0.02; /* a token that was almost certain says little, but not nothing */
+    step(&own->shift, &own->weight, OWN_PRIOR, OWN_MOST, error, w);
+    step(&c->place[place], &c->place_weight[place], PLACE_PRIOR, PLACE_MOST, error, w);
+    step(&c->slope, &c->slope_weight, SLOPE_PRIOR, SLOPE_MOST, error * x, w * x * x);
 }
 
 void aff__time_note(double *table, int n, double ns)

@@ -42,13 +42,17 @@ aff_status aff__routegen_create(aff_routegen **out, const aff_routegen_options *
     aff_routegen *g;
     *out = NULL;
     if (o->layers < 1 || o->experts < 1 || o->picks < 1 || o->picks > o->experts)
-        return aff__fail(err, AFF_E_INVALID, "routes: %d of %d experts in %d layers: expected at least 1, and no more than there are", o->picks, o->experts, o->layers);
+        return aff__fail(err, AFF_E_INVALID,
+                         "routes: %d of %d experts in %d layers: expected at least 1, and no more than there are",
+                         o->picks, o->experts, o->layers);
     if (!(o->skew >= 0 && o->skew <= 10) || !(o->locality >= 0 && o->locality <= 0.999))
-        return aff__fail(err, AFF_E_INVALID, "routes: skew %g, locality %g: expected 0 to 10 and 0 to 0.999", o->skew, o->locality);
+        return aff__fail(err, AFF_E_INVALID, "routes: skew %g, locality %g: expected 0 to 10 and 0 to 0.999", o->skew,
+                         o->locality);
     AFF_TRY(aff__calloc(&g, 1, sizeof *g, "routes", err));
     g->o = *o;
     aff_status s = aff__calloc(&g->upto, (uint64_t)o->experts, sizeof *g->upto, "routes", err);
-    if (s == AFF_OK) s = aff__calloc(&g->order, (uint64_t)o->layers * (uint64_t)o->experts, sizeof *g->order, "routes", err);
+    if (s == AFF_OK)
+        s = aff__calloc(&g->order, (uint64_t)o->layers * (uint64_t)o->experts, sizeof *g->order, "routes", err);
     if (s != AFF_OK) {
         aff__routegen_free(g);
         return s;
@@ -95,9 +99,9 @@ void aff__routegen_pick(const aff_routegen *g, int layer, int64_t pos, int32_t *
         int64_t from = pos; /* where this place was last drawn anew */
         while (from > 0 && pos - from < FARTHEST && uniform(g->o.seed, layer, from, k, -1) < g->o.locality) from--;
         int attempt = 0;
-        do
-            out[k] = draw(g, layer, uniform(g->o.seed, layer, from, k, attempt));
+        do out[k] = draw(g, layer, uniform(g->o.seed, layer, from, k, attempt));
         while (has(out, k, out[k]) && ++attempt < 1000);
-        for (int r = 0; has(out, k, out[k]); r++) out[k] = g->order[(int64_t)layer * g->o.experts + r]; /* a skew that leaves hardly anything else */
+        for (int r = 0; has(out, k, out[k]); r++)
+            out[k] = g->order[(int64_t)layer * g->o.experts + r]; /* a skew that leaves hardly anything else */
     }
 }

@@ -1,3 +1,4 @@
+#define _GNU_SOURCE /* mincore */
 #include "experts/store.h"
 #include "base/mem.h"
 #include "quant/codebook.h"
@@ -6,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 /* A permuted record, or the lack of one. */
 typedef struct copy {
@@ -20,7 +23,7 @@ struct aff_experts {
     aff_expert *expert; /* [layers*experts]; a row-major expert has codes NULL until its first use */
     /* Row-major files only. */
     const aff_container *container;
-    copy *copies;  /* [layers*experts], or NULL */
+    copy *copies;   /* [layers*experts], or NULL */
     int head, tail; /* copies that nobody holds, the latest used first; -1: none */
     aff_expert_copies stats;
     pthread_mutex_t lock;
@@ -29,7 +32,8 @@ struct aff_experts {
     uint64_t bytes;   /* of one expert */
 };
 
-static aff_status create(aff_experts **out, int layers, int experts, int hidden, int inter, aff_dtype dtype, aff_error *err)
+static aff_status create(aff_experts **out, int layers, int experts, int hidden, int inter, aff_dtype dtype,
+                         aff_error *err)
 {
     aff_experts *s;
     AFF_TRY(aff__calloc(&s, 1, sizeof *s, "expert store", err));
@@ -39,7 +43,8 @@ static aff_status create(aff_experts **out, int layers, int experts, int hidden,
     s->stats.limit = UINT64_MAX;
     s->shape = (aff_expert_shape){.dtype = dtype, .hidden = hidden, .inter = inter};
     pthread_mutex_init(&s->lock, NULL);
-    aff_status st = aff__calloc(&s->expert, (uint64_t)layers * (uint64_t)experts, sizeof *s->expert, "expert store", err);
+    aff_status st =
+        aff__calloc(&s->expert, (uint64_t)layers * (uint64_t)experts, sizeof *s->expert, "expert store", err);
     if (st != AFF_OK) {
         aff__experts_free(s);
         return st;
@@ -60,9 +65,18 @@ void aff__experts_free(aff_experts *s)
     free(s);
 }
 
-aff_expert_shape aff__experts_shape(const aff_experts *s) { return s->shape; }
-uint64_t aff__experts_bytes(const aff_experts *s) { return s->bytes; }
-bool aff__experts_copied(const aff_experts *s) { return s->copies != NULL; }
+aff_expert_shape aff__experts_shape(const aff_experts *s)
+{
+    return s->shape;
+}
+uint64_t aff__experts_bytes(const aff_experts *s)
+{
+    return s->bytes;
+}
+bool aff__experts_copied(const aff_experts *s)
+{
+    return s->copies != NULL;
+}
 
 static aff_expert_mat planes(const aff_matdesc *m, const uint8_t *record)
 {
@@ -78,28 +92,32 @@ static aff_status check_layers(const aff_container *c, int layers, int experts, 
 {
     const char *path = aff__container_path(c);
     if ((uint32_t)layers > aff__container_layers(c))
-        return aff__fail(err, AFF_E_FORMAT, "%s: %u expert layers, the model has %d", path, aff__container_layers(c), layers);
+        return aff__fail(err, AFF_E_FORMAT, "%s: %u expert layers, the model has %d", path, aff__container_layers(c),
+                         layers);
     const uint32_t dtype = aff__container_layer(c, 0)->gate.quant;
     if (dtype != AFF_Q2P875Q4 && dtype != AFF_Q2P875G && dtype != AFF_MXFP4) {
         const aff_dtype_info *d = aff__dtype_info(dtype);
-        return aff__fail(err, AFF_E_UNSUPPORTED, "%s: experts are %s (dtype %u); this version computes q2p875q4, q2p875g and mxfp4", path,
+        return aff__fail(err, AFF_E_UNSUPPORTED,
+                         "%s: experts are %s (dtype %u); this version computes q2p875q4, q2p875g and mxfp4", path,
                          d ? d->name : "unknown", dtype);
     }
     for (int l = 0; l < layers; l++) {
         const aff_clayer *y = aff__container_layer(c, (uint32_t)l);
         if (y->n_experts != (uint32_t)experts)
-            return aff__fail(err, AFF_E_FORMAT, "%s: layer %d: expected %d experts, got %u", path, l, experts, y->n_experts);
+            return aff__fail(err, AFF_E_FORMAT, "%s: layer %d: expected %d experts, got %u", path, l, experts,
+                             y->n_experts);
         if (y->gate.rows != (uint64_t)inter || y->gate.cols != (uint64_t)hidden)
-            return aff__fail(err, AFF_E_FORMAT, "%s: layer %d: expected experts of %d x %d, got %llu x %llu", path, l, inter, hidden,
-                             (unsigned long long)y->gate.rows, (unsigned long long)y->gate.cols);
+            return aff__fail(err, AFF_E_FORMAT, "%s: layer %d: expected experts of %d x %d, got %llu x %llu", path, l,
+                             inter, hidden, (unsigned long long)y->gate.rows, (unsigned long long)y->gate.cols);
         if (y->gate.quant != dtype)
-            return aff__fail(err, AFF_E_FORMAT, "%s: layer %d: experts of dtype %u, layer 0 has %u", path, l, y->gate.quant, dtype);
+            return aff__fail(err, AFF_E_FORMAT, "%s: layer %d: experts of dtype %u, layer 0 has %u", path, l,
+                             y->gate.quant, dtype);
     }
     return AFF_OK;
 }
 
-aff_status aff__experts_from_container(aff_experts **out, const aff_container *c, int layers, int experts, int hidden, int inter, const uint8_t *codebook,
-                                       aff_error *err)
+aff_status aff__experts_from_container(aff_experts **out, const aff_container *c, int layers, int experts, int hidden,
+                                       int inter, const uint8_t *codebook, aff_error *err)
 {
     AFF_TRY(check_layers(c, layers, experts, hidden, inter, err));
     const aff_dtype stored = (aff_dtype)aff__container_layer(c, 0)->gate.quant;
@@ -120,7 +138,8 @@ aff_status aff__experts_from_container(aff_experts **out, const aff_container *c
     } else if (st == AFF_OK) {
         for (int l = 0; l < layers; l++)
             for (int e = 0; e < experts; e++)
-                s->expert[l * experts + e] = in_record(aff__container_layer(c, (uint32_t)l), aff__container_expert(c, (uint32_t)l, (uint32_t)e));
+                s->expert[l * experts + e] =
+                    in_record(aff__container_layer(c, (uint32_t)l), aff__container_expert(c, (uint32_t)l, (uint32_t)e));
     }
     if (st != AFF_OK) {
         aff__experts_free(s);
@@ -130,8 +149,8 @@ aff_status aff__experts_from_container(aff_experts **out, const aff_container *c
     return AFF_OK;
 }
 
-aff_status aff__experts_from_records(aff_experts **out, const aff_clayer *l, int layers, int hidden, int inter, const uint8_t *codebook, uint8_t *records,
-                                     aff_error *err)
+aff_status aff__experts_from_records(aff_experts **out, const aff_clayer *l, int layers, int hidden, int inter,
+                                     const uint8_t *codebook, uint8_t *records, aff_error *err)
 {
     aff_experts *s;
     aff_status st = create(&s, layers, (int)l->n_experts, hidden, inter, AFF_Q2P875G, err);
@@ -154,20 +173,23 @@ aff_status aff__experts_from_records(aff_experts **out, const aff_clayer *l, int
 }
 
 /* One plane of a checkpoint's expert. */
-static aff_status plane(const aff_ckpt *c, const char *name, aff_st_dtype a, aff_st_dtype b, int rows, int cols, const uint8_t **out, aff_error *err)
+static aff_status plane(const aff_ckpt *c, const char *name, aff_st_dtype a, aff_st_dtype b, int rows, int cols,
+                        const uint8_t **out, aff_error *err)
 {
     const aff_st_tensor *t = aff__ckpt_find(c, name);
     if (!t) return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s' is missing", aff__ckpt_dir(c), name);
     if (t->dtype != a && t->dtype != b)
-        return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s': expected %s, got %s", aff__ckpt_dir(c), name, aff__st_dtype_name(a), aff__st_dtype_name(t->dtype));
+        return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s': expected %s, got %s", aff__ckpt_dir(c), name,
+                         aff__st_dtype_name(a), aff__st_dtype_name(t->dtype));
     if (t->ndim != 2 || t->shape[0] != (uint64_t)rows || t->shape[1] != (uint64_t)cols)
-        return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s': expected shape [%d, %d], got %llu bytes in %d dimensions", aff__ckpt_dir(c), name, rows, cols,
-                         (unsigned long long)t->size, t->ndim);
+        return aff__fail(err, AFF_E_FORMAT, "%s: tensor '%s': expected shape [%d, %d], got %llu bytes in %d dimensions",
+                         aff__ckpt_dir(c), name, rows, cols, (unsigned long long)t->size, t->ndim);
     *out = t->data;
     return AFF_OK;
 }
 
-static aff_status checkpoint_mat(const aff_ckpt *c, const char *stem, int rows, int cols, aff_expert_mat *m, aff_error *err)
+static aff_status checkpoint_mat(const aff_ckpt *c, const char *stem, int rows, int cols, aff_expert_mat *m,
+                                 aff_error *err)
 {
     char name[256];
     snprintf(name, sizeof name, "%s.weight", stem);
@@ -180,7 +202,8 @@ static aff_status bind_checkpoint(aff_experts *s, const aff_ckpt *c, const char 
 {
     const int H = s->shape.hidden, I = s->shape.inter;
     if (H % 32 || I % 32)
-        return aff__fail(err, AFF_E_UNSUPPORTED, "%s: experts of %d x %d: FP4 needs multiples of 32", aff__ckpt_dir(c), I, H);
+        return aff__fail(err, AFF_E_UNSUPPORTED, "%s: experts of %d x %d: FP4 needs multiples of 32", aff__ckpt_dir(c),
+                         I, H);
     for (int i = 0; i < s->layers * s->experts; i++) {
         char stem[128];
         const int l = i / s->experts, e = i % s->experts;
@@ -194,8 +217,8 @@ static aff_status bind_checkpoint(aff_experts *s, const aff_ckpt *c, const char 
     return AFF_OK;
 }
 
-aff_status aff__experts_from_checkpoint(aff_experts **out, const aff_ckpt *c, const char *prefix, int layers, int experts, int hidden, int inter,
-                                        aff_error *err)
+aff_status aff__experts_from_checkpoint(aff_experts **out, const aff_ckpt *c, const char *prefix, int layers,
+                                        int experts, int hidden, int inter, aff_error *err)
 {
     aff_experts *s;
     AFF_TRY(create(&s, layers, experts, hidden, inter, AFF_MXFP4, err));
@@ -228,7 +251,10 @@ static void list(aff_experts *s, int i)
     s->head = i;
 }
 
-static uint64_t held_bytes(const aff_experts *s) { return (uint64_t)s->stats.held * s->stats.each; }
+static uint64_t held_bytes(const aff_experts *s)
+{
+    return (uint64_t)s->stats.held * s->stats.each;
+}
 
 /* Until `room` more bytes are within the limit, or all that is left is held. */
 static void evict(aff_experts *s, uint64_t room)
@@ -315,4 +341,20 @@ void aff__experts_limit(aff_experts *s, uint64_t bytes)
     s->stats.limit = bytes;
     if (s->copies) evict(s, 0);
     pthread_mutex_unlock(&s->lock);
+}
+
+aff_tier aff__experts_tier(aff_experts *s, int layer, int e)
+{
+    const int i = layer * s->experts + e;
+    const uint8_t *at;
+    unsigned char resident = 1;
+    if (s->copies) {
+        if (aff__experts_resident(s, layer, e)) return AFF_TIER_HOST;
+        at = aff__container_expert(s->container, (uint32_t)layer, (uint32_t)e);
+    } else {
+        at = s->expert[i].gate.codes;
+    }
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    if (mincore((void *)((uintptr_t)at / page * page), page, &resident) != 0) return AFF_TIER_HOST; /* nothing is known: as if it were */
+    return resident & 1 ? AFF_TIER_HOST : AFF_TIER_DISK;
 }

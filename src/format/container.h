@@ -86,8 +86,8 @@ aff_status aff__cwriter_expert(aff_cwriter *w, uint32_t l, uint32_t e, const voi
 /* begin for jobs of hours: the temporary file is `path`.partial and beside it `path`.journal notes every expert written, with
  * five figures of the caller, so that a killed run can be continued. key stands for everything that decides about the
  * content. resume: take over what the journal names (each record is read and its hash compared; *kept counts them); another key
- * or a damaged journal is AFF_E_FORMAT, no journal a fresh start. Otherwise whatever is there is overwritten. An error or abort
- * removes both. */
+ * or a damaged journal is AFF_E_FORMAT, no journal a fresh start. Otherwise whatever is there is overwritten. Abort removes
+ * both. */
 aff_status aff__cwriter_begin_journal(aff_cwriter *w, uint64_t key, bool resume, uint64_t *kept, aff_error *err);
 /* True for an expert taken over or written; note (may be NULL) receives its figures. */
 bool aff__cwriter_has_expert(const aff_cwriter *w, uint32_t l, uint32_t e, double note[5]);
@@ -99,7 +99,9 @@ aff_status aff__cwriter_profile(aff_cwriter *w, const float *p, uint64_t count, 
 aff_status aff__cwriter_provenance(aff_cwriter *w, const char *json, size_t size,
                                    aff_error *err); /* not with compat; before begin */
 /* Call when every thread is done. Refuses if a tensor or expert is missing; data, fsync, directories and metadata,
- * fsync, layer directory, fsync, a look through aff__container_open, rename. Frees w in every case. */
+ * fsync, layer directory, fsync, a look through aff__container_open, rename. Frees w in every case; an error suspends. */
 aff_status aff__cwriter_finish(aff_cwriter *w, aff_error *err);
 void aff__cwriter_abort(aff_cwriter *w); /* leaves nothing behind */
+/* The same, but where a journal notes at least one expert, it and the .partial file stay for begin_journal's resume. */
+void aff__cwriter_suspend(aff_cwriter *w);
 #endif

@@ -76,6 +76,13 @@ static aff_status take_lock(aff_cwriter *w, aff_error *err)
     }
 }
 
+/* What stands in the folder stays there. */
+static void forget_files(aff_cwriter *w)
+{
+    if (w->out.tmp) w->out.tmp[0] = 0;
+    if (w->journal.tmp) w->journal.tmp[0] = 0;
+}
+
 static void free_writer(aff_cwriter *w)
 {
     if (w->lock_fd >= 0) { /* unlink while the lock is ours, never somebody else's */
@@ -95,6 +102,18 @@ static void free_writer(aff_cwriter *w)
     free(w->lock_path);
     free(w->path);
     free(w);
+}
+
+void aff__cwriter_suspend(aff_cwriter *w)
+{
+    if (!w) return;
+    if (w->journal.fd >= 0 && w->out.fd >= 0)
+        for (uint64_t k = 0; k < w->records; k++)
+            if (w->state[w->n_tensors + k] == STATE_DONE) {
+                forget_files(w);
+                break;
+            }
+    aff__cwriter_abort(w);
 }
 
 void aff__cwriter_abort(aff_cwriter *w)
@@ -434,6 +453,18 @@ static aff_status restart_journal(aff_cwriter *w, aff_error *err)
     return AFF_OK;
 }
 
+static aff_status take_over_all(aff_cwriter *w, uint64_t *kept, aff_error *err)
+{
+    char *data;
+    size_t n;
+    AFF_TRY(aff__out_open_named(&w->out, w->path, ".partial", true, err));
+    AFF_TRY(aff__out_open_named(&w->journal, w->path, ".journal", true, err));
+    AFF_TRY(aff__read_file(w->journal.tmp, 1ull << 30, &data, &n, err));
+    aff_status s = read_journal(w, data, n, kept, err);
+    free(data);
+    return s;
+}
+
 aff_status aff__cwriter_begin_journal(aff_cwriter *w, uint64_t key, bool resume, uint64_t *kept, aff_error *err)
 {
     *kept = 0;
@@ -441,18 +472,15 @@ aff_status aff__cwriter_begin_journal(aff_cwriter *w, uint64_t key, bool resume,
     AFF_TRY(aff__cwriter_layout(w, err));
     AFF_TRY(aff__calloc(&w->note, w->records, sizeof *w->note, w->path, err));
     w->key = key;
-    AFF_TRY(aff__out_open_named(&w->out, w->path, ".partial", resume, err));
-    AFF_TRY(aff__out_open_named(&w->journal, w->path, ".journal", resume, err));
     if (resume) {
-        char *data;
-        size_t n;
-        AFF_TRY(aff__read_file(w->journal.tmp, 1ull << 30, &data, &n, err));
-        aff_status s = read_journal(w, data, n, kept, err);
-        free(data);
-        if (s != AFF_OK) { /* what another run left is not ours to remove */
-            w->out.tmp[0] = w->journal.tmp[0] = 0;
+        aff_status s = take_over_all(w, kept, err);
+        if (s != AFF_OK) {
+            forget_files(w); /* what another run left is not ours to remove */
             return s;
         }
+    } else {
+        AFF_TRY(aff__out_open_named(&w->out, w->path, ".partial", false, err));
+        AFF_TRY(aff__out_open_named(&w->journal, w->path, ".journal", false, err));
     }
     /* Records are known by their hashes; everything else in the file must not survive. */
     if (*kept == 0 && ftruncate(w->out.fd, 0) != 0) return aff__fail_errno(err, "%s: cannot empty", w->out.tmp);
@@ -649,6 +677,9 @@ static aff_status finish(aff_cwriter *w, aff_error *err)
 aff_status aff__cwriter_finish(aff_cwriter *w, aff_error *err)
 {
     aff_status s = finish(w, err);
-    aff__cwriter_abort(w); /* removes what a failure left; after a commit there is nothing left to remove */
+    if (s == AFF_OK)
+        aff__cwriter_abort(w); /* after the commit only the journal is left to remove */
+    else
+        aff__cwriter_suspend(w);
     return s;
 }

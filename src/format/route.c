@@ -40,8 +40,7 @@ static void put(aff_route_file *f, char before, int64_t v)
     char t[NUMBER];
     size_t at = sizeof t;
     uint64_t u = v < 0 ? 0 - (uint64_t)v : (uint64_t)v;
-    do
-        t[--at] = (char)('0' + u % 10);
+    do t[--at] = (char)('0' + u % 10);
     while (u /= 10);
     if (v < 0) t[--at] = '-';
     t[--at] = before;
@@ -67,7 +66,9 @@ aff_status aff__route_create(aff_route_file **out, const char *path, int layers,
         free(f);
         return s;
     }
-    put_text(f, head, (size_t)snprintf(head, sizeof head, "# aff-route-trace 1 layers=%d experts=%d k=%d\n", layers, experts, picks));
+    put_text(
+        f, head,
+        (size_t)snprintf(head, sizeof head, "# aff-route-trace 1 layers=%d experts=%d k=%d\n", layers, experts, picks));
     *out = f;
     return AFF_OK;
 }
@@ -88,7 +89,8 @@ void aff__route_scores(aff_route_file *f, int handle, const int *q)
     put_text(f, "\n", 1);
 }
 
-void aff__route_dispatch(aff_route_file *f, bool draft, int layer, int rows, const int32_t *picks, const int32_t *miss, int n_miss)
+void aff__route_dispatch(aff_route_file *f, bool draft, int layer, int rows, const int32_t *picks, const int32_t *miss,
+                         int n_miss)
 {
     put_text(f, draft ? "S" : "D", 1);
     put(f, ' ', f->seq++);
@@ -153,7 +155,8 @@ static aff_status one(reader *r, const char *what, int64_t below, int64_t *v)
     aff_status s = AFF_OK;
     if (number(r, v, &s) && *v < below) return AFF_OK;
     if (s != AFF_OK) return s;
-    return aff__fail(r->err, AFF_E_FORMAT, "%s: line %lld: %s: expected a number below %lld", r->name, (long long)r->line, what, (long long)below);
+    return aff__fail(r->err, AFF_E_FORMAT, "%s: line %lld: %s: expected a number below %lld", r->name,
+                     (long long)r->line, what, (long long)below);
 }
 
 /* Numbers up to the end or '|', each below `below`, behind those that are there. */
@@ -195,7 +198,8 @@ static aff_status dispatch(reader *r, aff_route_record *x)
     memset(r->mark, 0, (size_t)r->experts);
     for (int64_t i = 0; i < chosen; i++) r->mark[r->value[i]] = 1;
     for (int64_t i = chosen; i < r->n; i++)
-        if (!r->mark[r->value[i]] || (i > chosen && r->value[i] <= r->value[i - 1])) return wrong(r, "expected misses ascending and among the choices");
+        if (!r->mark[r->value[i]] || (i > chosen && r->value[i] <= r->value[i - 1]))
+            return wrong(r, "expected misses ascending and among the choices");
     x->n = (int)chosen;
     x->n_miss = (int)(r->n - chosen);
     return AFF_OK;
@@ -213,7 +217,8 @@ static aff_status record(reader *r, aff_route_record *x)
         x->layer = (int)layer;
         AFF_TRY(list(r, x->kind == 'R' ? r->experts : 1001));
         if (r->at != r->end) return wrong(r, "expected numbers only");
-        if (r->n > r->experts || (x->kind == 'G' && r->n != r->experts)) return wrong(r, "expected a number for every expert");
+        if (r->n > r->experts || (x->kind == 'G' && r->n != r->experts))
+            return wrong(r, "expected a number for every expert");
         x->n = (int)r->n;
     } else {
         return wrong(r, "expected a record R, G, D or S");
@@ -231,10 +236,12 @@ static aff_status head(reader *r)
     if (n >= sizeof line) return wrong(r, "expected '# aff-route-trace 1 layers=L experts=E k=K'");
     memcpy(line, r->at, n);
     line[n] = 0;
-    if (sscanf(line, "# aff-route-trace 1 layers=%5d experts=%6d k=%3d%n", &r->layers, &r->experts, &r->picks, &end) != 3 || line[end])
+    if (sscanf(line, "# aff-route-trace 1 layers=%5d experts=%6d k=%3d%n", &r->layers, &r->experts, &r->picks, &end) !=
+            3 ||
+        line[end])
         return wrong(r, "expected '# aff-route-trace 1 layers=L experts=E k=K'");
-    if (r->layers < 1 || r->layers > AFF_ROUTE_LAYERS || r->experts < 1 || r->experts > AFF_ROUTE_EXPERTS || r->picks < 1 || r->picks > AFF_ROUTE_PICKS ||
-        r->picks > r->experts)
+    if (r->layers < 1 || r->layers > AFF_ROUTE_LAYERS || r->experts < 1 || r->experts > AFF_ROUTE_EXPERTS ||
+        r->picks < 1 || r->picks > AFF_ROUTE_PICKS || r->picks > r->experts)
         return wrong(r, "layers, experts or k out of range");
     return aff__calloc(&r->mark, (uint64_t)r->experts, 1, "route trace", r->err);
 }

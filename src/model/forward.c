@@ -136,6 +136,7 @@ aff_status aff__moe(aff_runner *r, const aff_block *b, aff_experts *experts, int
     AFF_TRY(show_route(r, b, experts, store_layer, err));
     aff__trace(r, "router_ids", layer, r->picks, T, K);
     aff__trace(r, "router_weights", layer, r->weights, T, K);
+    if (B->mem->host && experts == r->net->experts) aff__heat_note(&r->heat, layer, r->picks, T * K);
     AFF_TRY(routed(r, experts, store_layer, layer, err));
     B->swiglu(B, r->sa, r->sb, c->swiglu_limit, T, c->inter);
     aff__matmul(B, &b->sh_down, r->sa, T, r->f);
@@ -490,7 +491,8 @@ aff_status aff__runner_open(aff_runner **out, const aff_net *net, aff_backend *b
     }
     r->source = r->net = net;
     r->b = b;
-    s = make_planes(r, err);
+    s = aff__heat_create(&r->heat, net->layers, net->cfg.experts, err);
+    if (s == AFF_OK) s = make_planes(r, err);
     if (s != AFF_OK) {
         aff__runner_free(r);
         return s;
@@ -516,10 +518,16 @@ aff_status aff__runner_on(aff_runner **out, const aff_net *net, const aff_device
 
 const aff_memory *aff__runner_memory(const aff_runner *r) { return r->b->mem; }
 
+const aff_heat *aff__runner_heat(const aff_runner *r)
+{
+    return &r->heat;
+}
+
 void aff__runner_free(aff_runner *r)
 {
     if (!r) return;
     aff__plan_free(r->plan);
+    aff__heat_free(&r->heat);
     if (r->memory) r->b->mem->free(r->b->mem, r->memory);
     r->b->free(r->b);
     free(r->placed);

@@ -3,6 +3,7 @@
 #define AFF_MODEL_FORWARD_H
 #include "experts/store.h"
 #include "backend/device.h"
+#include "experts/heat.h"
 #include "model/net.h"
 #include "state/seq.h"
 
@@ -39,6 +40,8 @@ typedef struct aff_route {
 } aff_route;
 typedef void (*aff_route_fn)(void *ctx, const aff_route *r);
 void aff__runner_on_route(aff_runner *r, aff_route_fn fn, void *ctx);
+/* How much each routed expert of the trunk was used lately; on the thread that runs the passes. */
+const aff_heat *aff__runner_heat(const aff_runner *r);
 
 /* Watches intermediate tensors (tests): called once per named tensor with rows x width float32 (or int32 for ids). */
 typedef void (*aff_trace_fn)(void *ctx, const char *what, int layer, int row0, const void *data, int rows, int width);

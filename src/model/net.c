@@ -610,6 +610,12 @@ void aff__net_close(aff_net *n)
 const aff_config *aff__net_config(const aff_net *n) { return &n->cfg; }
 const char *aff__net_path(const aff_net *n) { return n->path; }
 int aff__net_layers(const aff_net *n) { return n->layers; }
+
+void aff__net_tiers(const aff_net *n, uint8_t *tier)
+{
+    for (int l = 0; l < n->layers; l++)
+        for (int e = 0; e < n->cfg.experts; e++) tier[l * n->cfg.experts + e] = (uint8_t)aff__experts_tier(n->experts, l, e);
+}
 aff_draft_kind aff__net_draft(const aff_net *n) { return n->draft; }
 int aff__net_stages(const aff_net *n) { return n->stages; }
 aff_numerics aff__net_numerics(const aff_net *n) { return n->numerics; }

@@ -40,6 +40,8 @@ int aff__net_layers(const aff_net *n); /* trunk layers in force (max_layers appl
 
 typedef enum aff_draft_kind { AFF_DRAFT_NONE, AFF_DRAFT_DSPARK, AFF_DRAFT_MTP1 } aff_draft_kind;
 aff_draft_kind aff__net_draft(const aff_net *n);
+/* Where the routed experts of the trunk are, [layers][experts] (experts/store.h); for displays. Thread safe. */
+void aff__net_tiers(const aff_net *n, uint8_t *tier);
 int aff__net_stages(const aff_net *n); /* draft stages loaded: 0 without a draft */
 aff_numerics aff__net_numerics(const aff_net *n);
 aff_net_sizes aff__net_sizes(const aff_net *n);

@@ -1,6 +1,7 @@
 /* runner.h - the working memory of a pass and the pieces of the forward pass that more than one file uses. */
 #ifndef AFF_MODEL_RUNNER_H
 #define AFF_MODEL_RUNNER_H
+#include "experts/heat.h"
 #include "experts/plan.h"
 #include "model/forward.h"
 #include "model/net_internal.h"
@@ -16,6 +17,7 @@ struct aff_runner {
     const int16_t (*shape_table)[1024][4];
     aff_backend *b;
     aff_plan *plan;
+    aff_heat heat;                    /* of the trunk's experts */
     float *X;                         /* [Q][N][H] streams */
     float *u, *x, *f;                 /* [Q][H] collapsed, normalised, sublayer output */
     float *post, *comb;               /* [Q][N] [Q][N][N] */

@@ -185,11 +185,14 @@ typedef struct {
 
 static void matrix(const aff_matdesc *m, uint64_t key, uint8_t *record)
 {
-    /* Codes and fields may be any bits. Entries of the table have a root of the mean square of 0.63, the 8 exponents of a field one of
-     * 52; the row scale makes that 1 / sqrt(cols). */
-    const uint16_t scale = aff__f32_to_bf16((float)(1 / (33 * sqrt((double)m->cols))));
+    /* Codes and fields may be any bits, but quantised weights have block exponents of 4 to 7 nearly everywhere (the top bit of the three,
+     * at bits 2, 8, 14 and 20 of a group's 24), and kernels may count on it. Entries of the table have a root of the mean square of 0.63,
+     * those exponents one of 74; the row scale makes that 1 / sqrt(cols). */
+    static const uint8_t top[3] = {0x04, 0x41, 0x10};
+    const uint16_t scale = aff__f32_to_bf16((float)(1 / (46.5 * sqrt((double)m->cols))));
     fill(key, record + m->data_off, m->data_size, UINT64_MAX, 0);
     fill(key ^ 0xF1E1D, record + m->scale_off, m->scale_size, UINT64_MAX, 0);
+    for (uint64_t i = 0; i < m->scale_size; i++) record[m->scale_off + i] |= top[i % 3];
     for (uint64_t i = 0; i < m->rows; i++) memcpy(record + m->rscale_off + 2 * i, &scale, 2);
 }
 

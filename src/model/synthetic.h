@@ -1,6 +1,7 @@
-/* synthetic.h - networks without a file, for measuring speed and memory: the geometry and number formats of a real model, weights from
- * a generator. Behind aff__net_open (aff_net_options.synthetic), so everything after it sees a network like any other. The text is
- * noise; values are of a size that keeps activations finite through any number of layers (every product has gain about 1).
+/* synthetic.h - networks without a file, for measuring speed and memory: the geometry and number formats of a real
+ * model, weights from a generator. Behind aff__net_open (aff_net_options.synthetic), so everything after it sees a
+ * network like any other. The text is noise; values are of a size that keeps activations finite through any number of
+ * layers (every product has gain about 1).
  *
  * Weights depend on seed, tensor name and expert number alone. */
 #ifndef AFF_MODEL_SYNTHETIC_H
@@ -29,5 +30,6 @@ void aff__synthetic_floats(uint64_t seed, const char *name, uint64_t n, float *o
 void aff__synthetic_hash(uint64_t seed, const char *name, const aff_config *c, int32_t *out);
 /* Bytes of one routed expert (dtype 34), and `layers` layers of c->experts of them in memory. */
 aff_status aff__synthetic_expert_bytes(const aff_config *c, uint64_t *bytes, aff_error *err);
-aff_status aff__synthetic_experts(aff_experts **out, uint64_t seed, const char *prefix, int layers, const aff_config *c, aff_error *err);
+aff_status aff__synthetic_experts(aff_experts **out, uint64_t seed, const char *prefix, int layers, const aff_config *c,
+                                  aff_error *err);
 #endif

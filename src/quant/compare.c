@@ -1,5 +1,8 @@
 #include "quant/compare.h"
+#include "base/mem.h"
 #include "quant/quantize_plan.h"
+#include "quant/refold.h"
+#include <stdlib.h>
 #include <string.h>
 
 static aff_status differs(const aff_container *c, const char *what, const aff_qplan *p, const aff_st_tensor *t,
@@ -7,6 +10,21 @@ static aff_status differs(const aff_container *c, const char *what, const aff_qp
 {
     return aff__fail(err, AFF_E_FORMAT, "%s: %s differs from tensor '%s' of %s", aff__container_path(c), what, t->name,
                      aff__ckpt_shard_path(p->ckpt, t->shard));
+}
+
+static aff_status compare_refolded(const aff_container *c, const aff_qplan *p, const aff_qdense *d,
+                                   const aff_ctensor *t, aff_error *err)
+{
+    uint8_t *buf;
+    const uint64_t n = d->src->size;
+    if (d->rows % 128 || d->cols % 128 || t->m.data_size != n || t->m.scale_size != n / 16384)
+        return differs(c, d->name, p, d->src, err);
+    AFF_TRY(aff__calloc(&buf, n + n / 16384, 1, d->name, err));
+    aff__refold_fp8(d->src->data, d->scale->data, d->rows, d->cols, buf, buf + n);
+    const bool same = memcmp(t->blob + t->m.data_off, buf, (size_t)n) == 0 &&
+                      memcmp(t->blob + t->m.scale_off, buf + n, (size_t)(n / 16384)) == 0;
+    free(buf);
+    return same ? AFF_OK : differs(c, d->name, p, d->src, err);
 }
 
 static aff_status compare_dense(const aff_container *c, const aff_qplan *p, aff_error *err)
@@ -20,7 +38,11 @@ static aff_status compare_dense(const aff_container *c, const aff_qplan *p, aff_
                              "%s: tensor '%s': expected %llu x %llu as in the checkpoint, got %llu x %llu",
                              aff__container_path(c), d->name, (unsigned long long)d->rows, (unsigned long long)d->cols,
                              (unsigned long long)t->m.rows, (unsigned long long)t->m.cols);
-        if (t->m.quant != AFF_FP8 || d->dtype != AFF_FP8) continue;
+        if (t->m.quant == AFF_FP8 && d->dtype == AFF_FP8_32) {
+            AFF_TRY(compare_refolded(c, p, d, t, err));
+            continue;
+        }
+        if (!d->scale || t->m.quant != (uint32_t)d->dtype) continue;
         if (t->m.data_size != d->src->size || memcmp(t->blob + t->m.data_off, d->src->data, (size_t)d->src->size) != 0)
             return differs(c, d->name, p, d->src, err);
         if (t->m.scale_size != d->scale->size ||

@@ -1,3 +1,4 @@
+#define _GNU_SOURCE
 #include "quant/imatrix.h"
 #include "base/file.h"
 #include "base/mem.h"
@@ -8,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #define XXH_STATIC_LINKING_ONLY
 #include <xxhash.h>
 
@@ -360,6 +362,9 @@ static aff_status load(aff_imatrix *m, const uint8_t *data, uint64_t size, aff_e
                          "%s: no entry is of routed experts: expected names like 'blk.0.ffn_gate_exps.weight'",
                          m->path);
     m->info.hash = XXH3_64bits(data, (size_t)size);
+    /* The checks and the hash have read all of it, and moments are gigabytes; the pages come back when they are needed.
+     */
+    if (m->map.data) (void)madvise((void *)(uintptr_t)m->map.data, (size_t)m->map.size, MADV_DONTNEED);
     return AFF_OK;
 }
 

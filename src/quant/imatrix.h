@@ -16,13 +16,13 @@ typedef struct aff_im_shape {
 } aff_im_shape;
 
 typedef struct aff_im_info {
-    bool legacy;      /* a .dat */
-    bool has_counts;  /* false: legacy, or converted from it: how often an expert was used is lost */
-    uint64_t hash;    /* XXH3-64 of the file's bytes */
-    uint64_t present; /* of layers*3 (layer, part) pairs: those the file has */
-    uint64_t missing; /* the others: weight 1 */
+    bool legacy;                    /* a .dat */
+    bool has_counts;                /* false: legacy, or converted from it: how often an expert was used is lost */
+    uint64_t hash;                  /* XXH3-64 of the file's bytes */
+    uint64_t present;               /* of layers*3 (layer, part) pairs: those the file has */
+    uint64_t missing;               /* the others: weight 1 */
     uint64_t moments, moments_down; /* layers with second moments: of gate and up or down in all, of down */
-    uint64_t unseen;  /* (layer, expert) pairs that the file covers but has no statistics for: weight 1 */
+    uint64_t unseen;                /* (layer, expert) pairs that the file covers but has no statistics for: weight 1 */
 } aff_im_info;
 
 typedef struct aff_imatrix aff_imatrix;

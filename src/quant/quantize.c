@@ -1,11 +1,13 @@
 #define _GNU_SOURCE
 #include "quant/quantize.h"
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/threads.h"
 #include "format/container.h"
 #include "quant/numbers.h"
 #include "quant/quantize_job.h"
+#include "quant/refold.h"
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
@@ -69,7 +71,7 @@ aff_status aff__q_go_on(aff_qjob *j, aff_error *err)
     pthread_mutex_lock(&j->lock);
     const bool stopped = j->stopped;
     pthread_mutex_unlock(&j->lock);
-    return stopped ? aff__fail(err, AFF_E_CANCELLED, "%s: stopped; nothing was left behind", j->o->out) : AFF_OK;
+    return stopped ? aff__fail(err, AFF_E_CANCELLED, "%s: stopped", j->o->out) : AFF_OK;
 }
 
 static aff_status check_codebook_flags(const aff_quantize_options *o, aff_error *err)
@@ -149,6 +151,8 @@ static aff_status hash_checkpoint(aff_qjob *j, aff_error *err)
 
 /* ---- dense tensors ---- */
 
+/* Values are checked before anything expensive: a NaN would otherwise show hours later. */
+
 static float source_value(const aff_st_tensor *t, uint64_t i)
 {
     uint32_t u;
@@ -167,29 +171,41 @@ static aff_status bad_value(const aff_qjob *j, const aff_st_tensor *t, uint64_t 
                      aff__ckpt_shard_path(j->plan.ckpt, t->shard), t->name, i, what);
 }
 
-static aff_status convert_table(const aff_qjob *j, const aff_qdense *d, float *out, aff_error *err)
+static void convert(const aff_qdense *d, void *out)
+{
+    for (uint64_t i = 0; i < d->rows * d->cols; i++) {
+        float f;
+        if (d->most) {
+            uint64_t v;
+            memcpy(&v, d->src->data + i * 8, 8);
+            f = (float)v;
+        } else {
+            f = source_value(d->src, i);
+        }
+        const uint16_t h = aff__f32_to_bf16(f);
+        if (d->dtype == AFF_BF16)
+            memcpy((uint8_t *)out + i * 2, &h, 2);
+        else
+            memcpy((uint8_t *)out + i * 4, &f, 4);
+    }
+}
+
+static aff_status check_table(const aff_qjob *j, const aff_qdense *d, aff_error *err)
 {
     for (uint64_t i = 0; i < d->rows * d->cols; i++) {
         uint64_t v;
         memcpy(&v, d->src->data + i * 8, 8);
         if (v >= d->most) return bad_value(j, d->src, i, "no number of an expert", err);
-        out[i] = (float)v;
     }
     return AFF_OK;
 }
 
-static aff_status convert(const aff_qjob *j, const aff_qdense *d, void *out, aff_error *err)
+static aff_status check_floats(const aff_qjob *j, const aff_qdense *d, aff_error *err)
 {
-    if (d->most) return convert_table(j, d, out, err);
     for (uint64_t i = 0; i < d->rows * d->cols; i++) {
-        float f = source_value(d->src, i);
-        uint16_t h = aff__f32_to_bf16(f);
-        if (!isfinite(f) || (d->dtype == AFF_BF16 && !isfinite(aff__bf16_to_f32(h))))
+        const float f = source_value(d->src, i);
+        if (!isfinite(f) || (d->dtype == AFF_BF16 && !isfinite(aff__bf16_to_f32(aff__f32_to_bf16(f)))))
             return bad_value(j, d->src, i, "not finite", err);
-        if (d->dtype == AFF_BF16)
-            memcpy((uint8_t *)out + i * 2, &h, 2);
-        else
-            memcpy((uint8_t *)out + i * 4, &f, 4);
     }
     return AFF_OK;
 }
@@ -203,19 +219,65 @@ static aff_status check_fp8(const aff_qjob *j, const aff_qdense *d, aff_error *e
     return AFF_OK;
 }
 
+typedef struct dense_check {
+    aff_qjob *j;
+    aff_error first; /* of the lowest number that failed */
+    int64_t failed;
+} dense_check;
+
+static void check_task(void *ctx, int64_t i, int thread)
+{
+    dense_check *c = ctx;
+    const aff_qdense *d = &c->j->plan.dense[i];
+    aff_error err = {0};
+    (void)thread;
+    if ((d->scale  ? check_fp8(c->j, d, &err)
+         : d->most ? check_table(c->j, d, &err)
+                   : check_floats(c->j, d, &err)) != AFF_OK) {
+        pthread_mutex_lock(&c->j->lock);
+        if (c->failed < 0 || i < c->failed) {
+            c->failed = i;
+            c->first = err;
+        }
+        pthread_mutex_unlock(&c->j->lock);
+    }
+    aff__q_release(d->src);
+}
+
+static aff_status check_dense(aff_qjob *j, aff_error *err)
+{
+    dense_check c = {.j = j, .failed = -1};
+    aff__pool_run(j->pool, check_task, &c, (int64_t)j->plan.n_dense);
+    if (c.failed < 0) return AFF_OK;
+    if (err) *err = c.first;
+    return c.first.code;
+}
+
+static aff_status write_refolded(aff_qjob *j, const aff_qdense *d, aff_error *err)
+{
+    const uint64_t tiles = d->src->size / (128 * 128);
+    uint8_t *buf;
+    AFF_TRY(aff__calloc(&buf, d->src->size + tiles, 1, d->name, err));
+    aff__refold_fp8(d->src->data, d->scale->data, d->rows, d->cols, buf, buf + d->src->size);
+    aff_status s = aff__cwriter_tensor(j->w, d->index, buf, d->src->size, buf + d->src->size, tiles, err);
+    free(buf);
+    return s;
+}
+
 static aff_status write_dense_tensor(aff_qjob *j, const aff_qdense *d, aff_error *err)
 {
     uint64_t bytes = d->src->size + (d->scale ? d->scale->size : 0);
     AFF_TRY(aff__q_go_on(j, err));
-    if (d->dtype == AFF_FP8) {
-        AFF_TRY(check_fp8(j, d, err));
+    if (d->refold) {
+        AFF_TRY(write_refolded(j, d, err));
+    } else if (d->scale) {
         AFF_TRY(aff__cwriter_tensor(j->w, d->index, d->src->data, d->src->size, d->scale->data, d->scale->size, err));
     } else {
         uint64_t size = d->rows * d->cols * (d->dtype == AFF_BF16 ? 2 : 4);
         void *buf;
         AFF_TRY(aff__calloc(&buf, size, 1, d->name, err));
-        aff_status s = convert(j, d, buf, err);
-        if (s == AFF_OK) s = aff__cwriter_tensor(j->w, d->index, buf, size, NULL, 0, err);
+        convert(d, buf);
+        aff_status s = aff__cwriter_tensor(j->w, d->index, buf, size, NULL, 0, err);
         free(buf);
         AFF_TRY(s);
     }
@@ -233,13 +295,18 @@ static void advise(const aff_st_tensor *t, int advice)
         (void)posix_madvise((void *)from, to - from, advice); /* best effort: only memory use depends on it */
 }
 
-void aff__q_release(const aff_st_tensor *t)
+void aff__q_drop(const uint8_t *p, uint64_t n)
 {
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = ((uintptr_t)t->data + page - 1) / page * page,
-              to = ((uintptr_t)t->data + t->size) / page * page;
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = ((uintptr_t)p + page - 1) / page * page,
+              to = ((uintptr_t)p + n) / page * page;
     /* posix_madvise's DONTNEED does nothing in the C library; the mapping is read-only and shared, so nothing is lost.
      */
     if (to > from) (void)madvise((void *)from, to - from, MADV_DONTNEED);
+}
+
+void aff__q_release(const aff_st_tensor *t)
+{
+    aff__q_drop(t->data, t->size);
 }
 
 void aff__q_want(const aff_st_tensor *t)
@@ -285,10 +352,12 @@ static aff_status add_provenance(aff_qjob *j, aff_error *err)
     snprintf(codebook, sizeof codebook, "%016" PRIx64, (uint64_t)XXH3_64bits(j->codebook, AFF_CB_BYTES));
     if (j->imatrix) snprintf(imatrix, sizeof imatrix, "%016" PRIx64, aff__imatrix_info(j->imatrix)->hash);
     json_t *recipe = json_pack("{s:s, s:s}", "experts", j->o->mxfp4 ? "mxfp4" : "q2p875", "hc_fn", "f32");
-    json_t *prov =
-        json_pack("{s:i, s:s+, s:s, s:s, s:i, s:s}", "version", 1, "tool", "aff-quantize ", aff_version(), "role",
-                  j->o->dspark ? "draft" : "main", "chat_encoding", j->plan.has_dspark ? "0731" : "v4", "layers",
-                  (int)j->plan.layers, "checkpoint_xxh3", checkpoint);
+    json_t *prov = json_pack("{s:i, s:s+, s:s, s:s, s:i, s:s}", "version", 1, "tool", "aff-quantize ", aff_version(),
+                             "role", j->o->dspark ? "draft" : "main", "chat_encoding",
+                             j->plan.v41          ? "v4.1"
+                             : j->plan.has_dspark ? "0731"
+                                                  : "v4",
+                             "layers", (int)j->plan.layers, "checkpoint_xxh3", checkpoint);
     char *text = NULL;
     if (prov && recipe) {
         if (j->has_codebook) {
@@ -344,8 +413,9 @@ static aff_status open_imatrix(aff_qjob *j, aff_error *err)
                j->o->imatrix, i->hash, i->present, i->present + i->missing, i->unseen,
                i->has_counts ? "" : "; without counts, so there will be no profile");
     if (i->moments && !j->o->compat)
-        aff__q_say(j, "imatrix: second moments for gate and up of %" PRIu64 " and down of %" PRIu64
-                   " layers: error feedback", i->moments - i->moments_down, i->moments_down);
+        aff__q_say(
+            j, "imatrix: second moments for gate and up of %" PRIu64 " and down of %" PRIu64 " layers: error feedback",
+            i->moments - i->moments_down, i->moments_down);
     return AFF_OK;
 }
 
@@ -361,6 +431,7 @@ static aff_status begin(aff_qjob *j, aff_error *err)
     char text[32];
     AFF_TRY(add_provenance(j, err));
     AFF_TRY(aff__cwriter_begin_journal(j->w, aff__q_recipe_hash(j), j->o->resume, &kept, err));
+    j->begun = true;
     size = aff__cwriter_file_size(j->w);
     aff__q_say(j, "container: %s, %" PRIu64 " dense tensors, %" PRId64 " experts", size_text(text, size),
                j->plan.n_dense + j->has_codebook, j->plan.layers * j->plan.experts);
@@ -404,6 +475,7 @@ static aff_status run(aff_qjob *j, aff_error *err)
     AFF_TRY(aff__cwriter_create(&j->w, j->o->out, j->o->compat, err));
     AFF_TRY(declare(j, err));
     describe_source(j);
+    if (!j->o->experts_dir) AFF_TRY(check_dense(j, err));
     AFF_TRY(aff__q_codebook(j, err));
     if (j->o->experts_dir) {
         AFF_TRY(aff__cwriter_layout(j->w, err));
@@ -413,6 +485,17 @@ static aff_status run(aff_qjob *j, aff_error *err)
     AFF_TRY(write_dense(j, err));
     AFF_TRY(aff__q_experts(j, err));
     return finish(j, start, err);
+}
+
+/* What a run that ends early leaves for --resume. */
+static void name_the_rest(const aff_qjob *j, aff_error *err)
+{
+    char path[4096];
+    const size_t n = err ? strlen(err->msg) : sizeof err->msg;
+    const int k = snprintf(path, sizeof path, "%s.partial", j->o->out);
+    if (!j->begun || k < 0 || (size_t)k >= sizeof path || n >= sizeof err->msg || !aff__file_exists(path)) return;
+    snprintf(err->msg + n, sizeof err->msg - n,
+             "; the experts done so far are kept: the same command with --resume goes on");
 }
 
 aff_status aff__quantize(const aff_quantize_options *o, aff_error *err)
@@ -425,7 +508,8 @@ aff_status aff__quantize(const aff_quantize_options *o, aff_error *err)
     j->dtype = o->mxfp4 ? AFF_MXFP4 : o->compat ? AFF_Q2P875Q4 : AFF_Q2P875G;
     pthread_mutex_init(&j->lock, NULL);
     aff_status s = run(j, err);
-    aff__cwriter_abort(j->w);
+    aff__cwriter_suspend(j->w);
+    if (s != AFF_OK) name_the_rest(j, err);
     aff__cb_index_free(j->index);
     aff__search_free(j->search);
     aff__feedback_free(j->feedback);

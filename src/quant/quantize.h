@@ -23,7 +23,7 @@ typedef struct aff_quantize_options {
     bool mxfp4;                   /* keep the experts' FP4 as it is */
     bool cb_spread;               /* fit on experts of all layers; the default unless `compat` */
     bool compat;                  /* the earlier tool's file, byte for byte */
-    bool resume;                  /* go on with what a killed run of the same left behind */
+    bool resume;                  /* go on with what a run of the same that ended early left behind */
     bool verify;                  /* re-decode every expert of the finished file */
     void *ctx;                    /* of the three below, each of which may be NULL; called by one thread at a time */
     void (*say)(void *ctx, const char *line);
@@ -34,6 +34,8 @@ typedef struct aff_quantize_options {
 /* Combinations that make no sense (AFF_E_INVALID). aff__quantize checks them too. */
 aff_status aff__quantize_check(const aff_quantize_options *o, aff_error *err);
 
-/* Everything about the checkpoint is checked before the first byte is written; `out` appears complete or not at all. */
+/* Everything about the checkpoint but the experts' scales is checked before the first byte is written; `out` appears
+ * complete or not at all. A run that ends early with experts done leaves `out`.partial and `out`.journal for `resume`,
+ * and the error says so. */
 aff_status aff__quantize(const aff_quantize_options *o, aff_error *err);
 #endif

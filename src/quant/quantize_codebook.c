@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/rng.h"
 #include "quant/numbers.h"
 #include "quant/quantize_job.h"
 #include <inttypes.h>
@@ -33,7 +34,8 @@ static aff_status sample_expert(sampling *s, uint32_t layer, uint32_t expert, af
             /* Error feedback spreads what is left over the columns, so that all of them count alike. */
             AFF_TRY(aff__fit_samples_add(
                 &s->joint, &x,
-                aff__q_fed_back(s->j, layer, expert, i) ? NULL : aff__q_weights(s->j, layer, expert, i, s->weight), err));
+                aff__q_fed_back(s->j, layer, expert, i) ? NULL : aff__q_weights(s->j, layer, expert, i, s->weight),
+                err));
     }
     return AFF_OK;
 }
@@ -197,23 +199,87 @@ static aff_status read_raw(aff_qjob *j, aff_error *err)
     return s;
 }
 
+/* ---- which encoder this is ---- */
+
+enum { PROBE_ROWS = 32, PROBE_COLS = 128, PROBE_BYTES = 4096 };
+
+typedef struct probe {
+    uint8_t codes[PROBE_ROWS * PROBE_COLS / 2], scales[PROBE_ROWS * PROBE_COLS / 32], record[3][PROBE_BYTES];
+    float weight[PROBE_COLS], moments[PROBE_COLS * (PROBE_COLS + 1) / 2], w[PROBE_ROWS * PROBE_COLS];
+} probe;
+
+static void fill_probe(probe *p, aff_mxfp4 *m)
+{
+    uint64_t rng = 1;
+    float *to = p->moments;
+    for (size_t i = 0; i < sizeof p->codes; i++) p->codes[i] = (uint8_t)aff__splitmix64(&rng);
+    for (size_t i = 0; i < sizeof p->scales; i++) p->scales[i] = (uint8_t)(118 + aff__splitmix64(&rng) % 3);
+    for (int c = 0; c < PROBE_COLS; c++) p->weight[c] = (float)(1 + aff__splitmix64(&rng) % 16);
+    for (int i = 0; i < PROBE_COLS; i++)
+        for (int j = i; j < PROBE_COLS; j++) *to++ = i == j ? p->weight[i] : 1.0f / (float)(1 + j - i);
+    *m = (aff_mxfp4){p->codes, p->scales, PROBE_ROWS, PROBE_COLS};
+}
+
+/* Every way of encoding that this job's codebook can take part in. */
+static aff_status encode_probe(const aff_qjob *j, probe *p, aff_error *err)
+{
+    aff_matdesc m = {.rows = PROBE_ROWS, .cols = PROBE_COLS, .quant = (uint32_t)j->dtype};
+    aff_mxfp4 src;
+    aff_encode_space *space = NULL;
+    aff_feedback *f = NULL;
+    aff_qerror e = {0};
+    m.scale_off = m.data_size = PROBE_ROWS * PROBE_COLS * 5 / 16;
+    m.scale_size = PROBE_ROWS * PROBE_COLS * 3 / 64;
+    m.rscale_off = m.scale_off + m.scale_size;
+    fill_probe(p, &src);
+    if (j->o->compat) {
+        AFF_TRY(aff__mxfp4_decode(&src, p->w, err));
+        aff__expert_matrix_encode(j->index, &m, p->w, NULL, p->record[0]);
+        aff__expert_matrix_encode(j->index, &m, p->w, p->weight, p->record[1]);
+        return AFF_OK;
+    }
+    aff_status s = aff__encode_space_create(&space, PROBE_COLS, err);
+    if (s == AFF_OK) s = aff__feedback_create(&f, PROBE_COLS, err);
+    if (s == AFF_OK) s = aff__feedback_factor(f, PROBE_COLS, (const uint8_t *)p->moments, NULL, err);
+    for (int i = 0; i < 3 && s == AFF_OK; i++)
+        aff__encode_matrix(j->search, space, &m, &src, i == 1 ? p->weight : NULL, i == 2 ? f : NULL, p->record[i], &e);
+    aff__encode_space_free(space);
+    aff__feedback_free(f);
+    return s;
+}
+
+static aff_status identify_encoder(aff_qjob *j, aff_error *err)
+{
+    probe *p;
+    AFF_TRY(aff__calloc(&p, 1, sizeof *p, "encoder", err));
+    const aff_status s = encode_probe(j, p, err);
+    j->encoder_hash = XXH3_64bits(p->record, sizeof p->record);
+    free(p);
+    return s;
+}
+
 aff_status aff__q_codebook(aff_qjob *j, aff_error *err)
 {
     if (!j->has_codebook) return AFF_OK;
     AFF_TRY(j->o->codebook_raw ? read_raw(j, err) : j->o->codebook ? read_codebook(j, err) : fit_codebook(j, err));
-    if (j->o->codebook_out || j->o->experts_from) return AFF_OK; /* nothing will be searched */
-    if (j->o->compat) return aff__cb_index_create(&j->index, j->codebook, AFF_CB_GRID_COMPAT, j->pool, err);
-    aff_cb_table t[AFF_CB_VARIANTS];
-    aff__cb_unpack(j->codebook, t);
-    return aff__search_create(&j->search, t, AFF_SEARCH_JMIN, j->pool, err);
+    if (j->o->codebook_out) return AFF_OK; /* nothing will be searched */
+    if (j->o->compat) {
+        AFF_TRY(aff__cb_index_create(&j->index, j->codebook, AFF_CB_GRID_COMPAT, j->pool, err));
+    } else {
+        aff_cb_table t[AFF_CB_VARIANTS];
+        aff__cb_unpack(j->codebook, t);
+        AFF_TRY(aff__search_create(&j->search, t, AFF_SEARCH_JMIN, j->pool, err));
+    }
+    return identify_encoder(j, err);
 }
 
 uint64_t aff__q_recipe_hash(const aff_qjob *j)
 {
     struct {
         char version[32];
-        uint64_t checkpoint, codebook, imatrix, dtype, compat, draft, layers, experts, inter, hidden;
+        uint64_t checkpoint, encoder, codebook, imatrix, dtype, compat, draft, layers, experts, inter, hidden;
     } k = {.checkpoint = j->checkpoint_hash,
+           .encoder = j->encoder_hash,
            .codebook = j->has_codebook ? XXH3_64bits(j->codebook, AFF_CB_BYTES) : 0,
            .imatrix = j->imatrix ? aff__imatrix_info(j->imatrix)->hash : 0,
            .dtype = (uint64_t)j->dtype,

@@ -58,7 +58,9 @@ static aff_status prepare_layer(aff_qjob *j, uint32_t layer, aff_error *err)
     if (!j->has_feedback) return AFF_OK;
     if (!j->feedback) AFF_TRY(aff__feedback_create(&j->feedback, (uint64_t)j->plan.hidden, err));
     const uint8_t *moments = aff__imatrix_moments(j->imatrix, layer, 0, AFF_IM_GATE);
-    const aff_status st = aff__feedback_factor(j->feedback, (uint64_t)j->plan.hidden, moments, j->pool, &why);
+    const uint64_t n = (uint64_t)j->plan.hidden;
+    const aff_status st = aff__feedback_factor(j->feedback, n, moments, j->pool, &why);
+    aff__q_drop(moments, n * (n + 1) * 2);
     return st == AFF_OK ? st : aff__fail(err, st, "%s: layer %u: gate: %s", j->o->imatrix, layer, why.msg);
 }
 
@@ -293,7 +295,7 @@ static aff_status check_head(const aff_qjob *j, const char *path, const uint8_t 
                  {16, 8, "codebook"},
                  {24, 8, "size of the imatrix"},
                  {32, 8, "imatrix"},
-                 {40, 8, "recipe (checkpoint, program version, options)"}};
+                 {40, 8, "recipe (checkpoint, program, options)"}};
     uint8_t want[BLOB_HEAD];
     blob_head(j, layer, want);
     if (size < BLOB_HEAD) return aff__fail(err, AFF_E_FORMAT, "%s: too short for a layer of experts", path);

@@ -14,6 +14,7 @@ typedef struct aff_qjob {
     aff_pool *pool;
     aff_cwriter *w;
     aff_dtype dtype; /* of the experts */
+    bool begun;      /* the journal and the partial file are this run's */
     bool has_codebook;
     uint8_t codebook[AFF_CB_BYTES];
     uint64_t codebook_index;   /* the writer's */
@@ -25,6 +26,8 @@ typedef struct aff_qjob {
     aff_feedback *feedback;    /* of gate and up of the layer at work; NULL: their imatrix has no moments */
     bool has_feedback;         /* it holds this layer's */
     uint64_t checkpoint_hash;
+    uint64_t
+        encoder_hash;     /* of what the encoder makes of a fixed matrix: the same program, or one that does the same */
     aff_qerror *errors;   /* [layers][experts] */
     pthread_mutex_t lock; /* guards the next three and the progress callback */
     uint64_t done, total; /* checkpoint bytes */
@@ -38,7 +41,8 @@ void aff__q_add_done(aff_qjob *j, uint64_t bytes);
 aff_status aff__q_go_on(aff_qjob *j, aff_error *err);
 double aff__q_seconds_since(uint64_t ns);
 
-/* Lets go of the mapped pages of a tensor, which otherwise count as ours until the end. */
+/* Lets go of mapped pages, which otherwise count as ours until the end; of a tensor's. */
+void aff__q_drop(const uint8_t *p, uint64_t n);
 void aff__q_release(const aff_st_tensor *t);
 /* Asks for them ahead of use. */
 void aff__q_want(const aff_st_tensor *t);

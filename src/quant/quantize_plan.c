@@ -1,99 +1,8 @@
 #include "quant/quantize_plan.h"
-#include "base/file.h"
 #include "base/mem.h"
-#include "format/json.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- config.json ---- */
-
-static aff_status read_ratios(aff_qplan *p, const json_t *config, const char *name, aff_error *err)
-{
-    const json_t *a = json_object_get(config, "compress_ratios");
-    if (!json_is_array(a)) return aff__fail(err, AFF_E_FORMAT, "%s: key 'compress_ratios': expected an array", name);
-    p->n_ratios = json_array_size(a);
-    AFF_TRY(aff__calloc(&p->ratios, p->n_ratios, sizeof *p->ratios, name, err));
-    for (uint64_t i = 0; i < p->n_ratios; i++) {
-        const json_t *r = json_array_get(a, i);
-        p->ratios[i] = json_integer_value(r);
-        if (!json_is_integer(r) || p->ratios[i] < 0 || p->ratios[i] == 1 || p->ratios[i] > 1 << 16 ||
-            (p->ratios[i] & (p->ratios[i] - 1)))
-            return aff__fail(err, AFF_E_FORMAT,
-                             "%s: key 'compress_ratios': entry %llu is neither 0 nor a power of two from 2 on", name,
-                             (unsigned long long)i);
-    }
-    return AFF_OK;
-}
-
-static aff_status read_taps(aff_qplan *p, const json_t *config, const char *name, aff_error *err)
-{
-    const json_t *a = json_object_get(config, "dspark_target_layer_ids");
-    if (!json_is_array(a) || !json_array_size(a))
-        return aff__fail(err, AFF_E_FORMAT,
-                         "%s: key 'dspark_target_layer_ids': expected an array of layers for --dspark", name);
-    p->taps = (int64_t)json_array_size(a);
-    for (int64_t i = 0; i < p->taps; i++) {
-        const json_t *v = json_array_get(a, (size_t)i);
-        if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= p->layers_in_config)
-            return aff__fail(err, AFF_E_FORMAT,
-                             "%s: key 'dspark_target_layer_ids': entry %lld is not a layer below %lld", name,
-                             (long long)i, (long long)p->layers_in_config);
-    }
-    return aff__json_int(config, name, "dspark_markov_rank", 1, 1 << 20, &p->markov_rank, err);
-}
-
-static aff_status read_fields(aff_qplan *p, const json_t *config, const char *name, bool dspark, aff_error *err)
-{
-    const struct {
-        const char *key;
-        int64_t *to, most;
-    } fields[] = {
-        {"vocab_size", &p->vocab, 1 << 24},
-        {"hidden_size", &p->hidden, 1 << 20},
-        {"num_hidden_layers", &p->layers_in_config, 1 << 12},
-        {"num_attention_heads", &p->heads, 1 << 12},
-        {"head_dim", &p->head_dim, 1 << 14},
-        {"q_lora_rank", &p->q_rank, 1 << 20},
-        {"o_groups", &p->o_groups, 1 << 12},
-        {"o_lora_rank", &p->o_rank, 1 << 20},
-        {"index_n_heads", &p->index_heads, 1 << 12},
-        {"index_head_dim", &p->index_dim, 1 << 14},
-        {"n_routed_experts", &p->experts, 1 << 16},
-        {"num_experts_per_tok", &p->top_k, 1 << 10},
-        {"moe_intermediate_size", &p->inter, 1 << 20},
-        {"hc_mult", &p->hc, 64},
-    };
-    const char *type;
-    size_t len;
-    AFF_TRY(aff__json_str(config, name, "model_type", &type, &len, err));
-    if (strcmp(type, "deepseek_v4") != 0)
-        return aff__fail(err, AFF_E_UNSUPPORTED, "%s: key 'model_type': expected 'deepseek_v4', got '%s'", name, type);
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-        AFF_TRY(aff__json_int(config, name, fields[i].key, 1, fields[i].most, fields[i].to, err));
-    p->hash_layers = 3;
-    AFF_TRY(aff__json_int_opt(config, name, "num_hash_layers", 0, 1 << 12, &p->hash_layers, err));
-    int64_t shared = 1;
-    AFF_TRY(aff__json_int_opt(config, name, "n_shared_experts", 1, 1, &shared, err));
-    if (p->heads * p->head_dim % p->o_groups)
-        return aff__fail(err, AFF_E_FORMAT, "%s: key 'o_groups': %lld does not divide %lld heads of %lld", name,
-                         (long long)p->o_groups, (long long)p->heads, (long long)p->head_dim);
-    AFF_TRY(read_ratios(p, config, name, err));
-    return dspark ? read_taps(p, config, name, err) : AFF_OK;
-}
-
-static aff_status read_config(aff_qplan *p, const aff_quantize_options *o, aff_error *err)
-{
-    char path[4096];
-    json_t *config;
-    AFF_TRY(aff__path_join(path, sizeof path, o->src, "config.json", err));
-    AFF_TRY(aff__read_file(path, 16 << 20, &p->config, &p->config_size, err));
-    AFF_TRY(aff__json_parse(&config, p->config, p->config_size, path, false, err));
-    aff_status s = json_is_object(config) ? read_fields(p, config, path, o->dspark, err)
-                                          : aff__fail(err, AFF_E_FORMAT, "%s: expected a JSON object", path);
-    json_decref(config);
-    return s;
-}
 
 /* ---- looking tensors up ---- */
 
@@ -154,18 +63,32 @@ typedef struct entry {
     int64_t rows, cols;
 } entry;
 
-static aff_status map_fp8(aff_qplan *p, aff_qdense *d, const char *src, aff_error *err)
+/* V4.1's scales stand for tiles of 32 x 32. */
+static bool has_fine_scales(const aff_qplan *p, const aff_qdense *d, const char *src)
+{
+    char name[128];
+    snprintf(name, sizeof name, "%s.scale", src);
+    const aff_st_tensor *t = aff__ckpt_find(p->ckpt, name);
+    return t && p->v41 && t->ndim == 2 && t->shape[0] * 32 == d->rows && t->shape[1] * 32 == d->cols;
+}
+
+static aff_status map_fp8(aff_qplan *p, aff_qdense *d, const char *src, bool compat, aff_error *err)
 {
     char name[128];
     snprintf(name, sizeof name, "%s.weight", src);
     AFF_TRY(find(p, name, d->rows, d->cols, &d->src, err));
     if (d->src->dtype != AFF_ST_F8_E4M3) return wrong_dtype(p, d->src, "F8_E4M3", err);
-    if (d->rows % 128 || d->cols % 128)
+    const bool fine = has_fine_scales(p, d, src);
+    if (fine && !compat) d->dtype = AFF_FP8_32;
+    d->refold = fine && compat;
+    const uint64_t grid = fine ? 32 : 128, tile = d->dtype == AFF_FP8_32 ? 32 : 128;
+    if (d->rows % tile || d->cols % tile)
         return aff__fail(err, AFF_E_UNSUPPORTED,
-                         "tensor '%s': %llu x %llu: a container holds FP8 matrices of whole 128 x 128 tiles only", name,
-                         (unsigned long long)d->rows, (unsigned long long)d->cols);
+                         "tensor '%s': %llu x %llu: a container holds FP8 matrices of whole %llu x %llu tiles only",
+                         name, (unsigned long long)d->rows, (unsigned long long)d->cols, (unsigned long long)tile,
+                         (unsigned long long)tile);
     snprintf(name, sizeof name, "%s.scale", src);
-    AFF_TRY(find(p, name, d->rows / 128, d->cols / 128, &d->scale, err));
+    AFF_TRY(find(p, name, d->rows / grid, d->cols / grid, &d->scale, err));
     return d->scale->dtype == AFF_ST_F8_E8M0 ? AFF_OK : wrong_dtype(p, d->scale, "F8_E8M0", err);
 }
 
@@ -184,7 +107,7 @@ static aff_status map_dense(aff_qplan *p, const entry *e, const char *to, const 
     p->n_dense++;
     if (e->kind == FP8) {
         d->dtype = AFF_FP8;
-        return map_fp8(p, d, src, err);
+        return map_fp8(p, d, src, compat, err);
     }
     if (e->kind == MATRIX || (e->kind == MIX_FN && compat)) d->dtype = AFF_BF16;
     AFF_TRY(find(p, src, e->flat ? 0 : d->rows, d->cols, &d->src, err));
@@ -224,6 +147,7 @@ static aff_status map_block(aff_qplan *p, const char *to, const char *from, bool
     };
     const entry hash = {"ffn_gate_hash", "ffn.gate.tid2eid", TABLE, false, p->vocab, p->top_k};
     const entry bias = {"ffn_gate_bias", "ffn.gate.bias", VECTOR, true, 1, p->experts};
+    const entry vision_bias = {"ffn_gate_bias_vl", "ffn.gate.bias_vl", VECTOR, true, 1, p->experts};
     const entry rest[] = {
         {"shexp_gate", "ffn.shared_experts.w1", FP8, false, p->inter, h},
         {"shexp_up", "ffn.shared_experts.w3", FP8, false, p->inter, h},
@@ -237,6 +161,7 @@ static aff_status map_block(aff_qplan *p, const char *to, const char *from, bool
     };
     AFF_TRY(MAP(p, attention, to, from, compat, err));
     AFF_TRY(map_dense(p, hashed ? &hash : &bias, to, from, compat, err));
+    if (p->v41) AFF_TRY(map_dense(p, &vision_bias, to, from, compat, err));
     return MAP(p, rest, to, from, compat, err);
 }
 
@@ -260,6 +185,36 @@ static aff_status map_compressor(aff_qplan *p, const char *to, const char *from,
     };
     AFF_TRY(MAP(p, compressor, to, from, compat, err));
     return ratio == 4 ? MAP(p, indexer, to, from, compat, err) : AFF_OK;
+}
+
+/* The parts that only some of V4.1's layers have (spec container 5.3). */
+static aff_status map_sources(aff_qplan *p, const char *to, const char *from, uint32_t l, bool compat, aff_error *err)
+{
+    int64_t h = p->hidden, d = p->head_dim;
+    const entry wkv = {"comp_wkv", "attn.compressor.wkv.weight", MATRIX, false, d, h};
+    const entry gate = {"comp_wgate", "attn.compressor.wgate.weight", MATRIX, false, d, h};
+    const entry norm = {"comp_norm", "attn.compressor.norm.weight", VECTOR, true, 1, d};
+    const entry index[] = {
+        {"idx_wq_b", "attn.indexer.wq_b", FP8, false, p->index_heads * p->index_dim, p->q_rank},
+        {"idx_proj", "attn.indexer.weights_proj.weight", MATRIX, false, p->index_heads, h},
+    };
+    const entry keys[] = {
+        {"idx_wk", "attn.indexer.wk.weight", MATRIX, false, p->index_dim, d},
+        {"idx_k_norm", "attn.indexer.k_norm.weight", VECTOR, true, 1, p->index_dim},
+    };
+    const entry engram[] = {
+        {"engram_q", "engram.q_weight", MATRIX, false, p->hc, h},
+        {"engram_k", "engram.k_weight", MATRIX, false, p->hc, h},
+        {"engram_wkv", "engram.wkv", FP8, false, (p->hc + 1) * h, p->engram},
+    };
+    if (p->roles[l] & AFF_Q_KV) {
+        AFF_TRY(map_dense(p, &wkv, to, from, compat, err));
+        if (p->ratios[l] > 1) AFF_TRY(map_dense(p, &gate, to, from, compat, err));
+        AFF_TRY(map_dense(p, &norm, to, from, compat, err));
+    }
+    if (p->roles[l] & AFF_Q_INDEX) AFF_TRY(MAP(p, index, to, from, compat, err));
+    if (p->roles[l] & AFF_Q_KV) AFF_TRY(MAP(p, keys, to, from, compat, err));
+    return p->roles[l] & AFF_Q_ENGRAM ? MAP(p, engram, to, from, compat, err) : AFF_OK;
 }
 
 /* ---- experts ---- */
@@ -309,42 +264,63 @@ static aff_status map_main(aff_qplan *p, const aff_quantize_options *o, aff_erro
         {"token_embd", "embed.weight", MATRIX, false, p->vocab, h},
         {"output", "head.weight", MATRIX, false, p->vocab, h},
         {"output_norm", "norm.weight", VECTOR, true, 1, h},
+    };
+    const entry mix[] = {
         {"hc_head_fn", "hc_head_fn", MIX_FN, false, n, n * h},
         {"hc_head_base", "hc_head_base", VECTOR, true, 1, n},
         {"hc_head_scale", "hc_head_scale", VECTOR, true, 1, 1},
     };
     AFF_TRY(MAP(p, globals, "", "", o->compat, err));
+    if (!p->v41) AFF_TRY(MAP(p, mix, "", "", o->compat, err));
     for (uint32_t l = 0; l < p->layers; l++) {
         char to[32], from[32];
         snprintf(to, sizeof to, "blk.%u.", l);
         snprintf(from, sizeof from, "layers.%u.", l);
         AFF_TRY(map_block(p, to, from, l < p->hash_layers, o->compat, err));
-        if (p->ratios[l]) AFF_TRY(map_compressor(p, to, from, p->ratios[l], o->compat, err));
+        if (p->v41)
+            AFF_TRY(map_sources(p, to, from, l, o->compat, err));
+        else if (p->ratios[l])
+            AFF_TRY(map_compressor(p, to, from, p->ratios[l], o->compat, err));
         AFF_TRY(map_experts(p, l, from, err));
+    }
+    return AFF_OK;
+}
+
+/* The draft's own tensors, each from the stage that owns it. */
+static aff_status map_draft_globals(aff_qplan *p, const aff_quantize_options *o, aff_error *err)
+{
+    int64_t h = p->hidden, n = p->hc;
+    const entry all[] = {
+        {"mtp_main_proj", "main_proj", FP8, false, h, h * p->taps},
+        {"mtp_main_norm", "main_norm.weight", VECTOR, true, 1, h},
+        {"mtp_norm", "norm.weight", VECTOR, true, 1, h},
+        {"mtp_hc_head_fn", "hc_head_fn", MIX_FN, false, n, n * h},
+        {"mtp_hc_head_base", "hc_head_base", VECTOR, true, 1, n},
+        {"mtp_hc_head_scale", "hc_head_scale", VECTOR, true, 1, 1},
+        {"mtp_markov_w1", p->v41 ? "markov_head.embed.weight" : "markov_head.markov_w1.weight", MATRIX, false, p->vocab,
+         p->markov_rank},
+        {"mtp_markov_w2", p->v41 ? "markov_head.head.weight" : "markov_head.markov_w2.weight", MATRIX, false, p->vocab,
+         p->markov_rank},
+        {"mtp_confidence", "confidence_head.proj.weight", MATRIX, false, 1, h + p->markov_rank},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        char from[32], name[128];
+        uint32_t owner = i < 2 ? 0 : p->layers - 1; /* where V4 has it; V4.1 does not promise */
+        if (p->v41 && i >= 3 && i <= 5) continue;
+        for (uint32_t s = 0; s < p->layers && p->v41; s++) {
+            snprintf(name, sizeof name, "mtp.%u.%s%s", s, all[i].src, all[i].kind == FP8 ? ".weight" : "");
+            if (aff__ckpt_find(p->ckpt, name)) owner = s;
+        }
+        snprintf(from, sizeof from, "mtp.%u.", owner);
+        AFF_TRY(map_dense(p, &all[i], "", from, o->compat, err));
     }
     return AFF_OK;
 }
 
 static aff_status map_draft(aff_qplan *p, const aff_quantize_options *o, aff_error *err)
 {
-    int64_t h = p->hidden, n = p->hc;
-    const entry first[] = {
-        {"mtp_main_proj", "main_proj", FP8, false, h, h * p->taps},
-        {"mtp_main_norm", "main_norm.weight", VECTOR, true, 1, h},
-    };
-    const entry last[] = {
-        {"mtp_norm", "norm.weight", VECTOR, true, 1, h},
-        {"mtp_hc_head_fn", "hc_head_fn", MIX_FN, false, n, n * h},
-        {"mtp_hc_head_base", "hc_head_base", VECTOR, true, 1, n},
-        {"mtp_hc_head_scale", "hc_head_scale", VECTOR, true, 1, 1},
-        {"mtp_markov_w1", "markov_head.markov_w1.weight", MATRIX, false, p->vocab, p->markov_rank},
-        {"mtp_markov_w2", "markov_head.markov_w2.weight", MATRIX, false, p->vocab, p->markov_rank},
-        {"mtp_confidence", "confidence_head.proj.weight", MATRIX, false, 1, h + p->markov_rank},
-    };
     char to[32];
-    snprintf(to, sizeof to, "mtp.%u.", p->layers - 1);
-    AFF_TRY(MAP(p, first, "", "mtp.0.", o->compat, err));
-    AFF_TRY(MAP(p, last, "", to, o->compat, err));
+    AFF_TRY(map_draft_globals(p, o, err));
     for (uint32_t s = 0; s < p->layers; s++) {
         snprintf(to, sizeof to, "mtp.%u.", s);
         if (p->ratios[p->layers_in_config + s])
@@ -404,8 +380,12 @@ static int by_address(const void *a, const void *b)
 
 static bool in_scope(const aff_qplan *p, const aff_quantize_options *o, const char *name)
 {
+    static const char *const outside[] = {"vision.", "aligner.", "image_"}; /* V4.1's eyes */
     bool draft = strncmp(name, "mtp.", 4) == 0;
     if (draft != o->dspark) return false;
+    for (size_t i = 0; i < sizeof outside / sizeof *outside && p->v41; i++)
+        if (strncmp(name, outside[i], strlen(outside[i])) == 0) return false;
+    if (p->v41 && strstr(name, ".engram.embed.")) return false; /* the tables stay in the checkpoint */
     if (!draft && strncmp(name, "layers.", 7) == 0 && name[7] >= '0' && name[7] <= '9') {
         unsigned long long l = strtoull(name + 7, NULL, 10);
         if (l >= p->layers && l < (unsigned long long)p->layers_in_config) return false; /* left out by --layers */
@@ -432,7 +412,7 @@ aff_status aff__qplan_make(aff_qplan *p, const aff_quantize_options *o, aff_erro
     AFF_TRY(aff__ckpt_open(&p->ckpt, o->src, err));
     count_stages(p);
     AFF_TRY(check_draft(p, o, err));
-    AFF_TRY(read_config(p, o, err));
+    AFF_TRY(aff__qplan_config(p, o, err));
     AFF_TRY(choose_layers(p, o, err));
     AFF_TRY(check_expert_width(p, o->mxfp4, err));
     uint64_t tensors = (uint64_t)p->layers * (uint64_t)p->experts * 6;
@@ -452,6 +432,7 @@ void aff__qplan_free(aff_qplan *p)
     aff__ckpt_close(p->ckpt);
     free(p->config);
     free(p->ratios);
+    free(p->roles);
     free(p->dense);
     free(p->matrices);
     free((void *)p->used);

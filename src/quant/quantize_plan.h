@@ -1,5 +1,5 @@
 /* quantize_plan.h - what of a checkpoint goes where in a container: names, shapes, dtypes (spec container 5, model-v4
- * 2, 3). */
+ * 2, 3, model-v41 2, 3). */
 #ifndef AFF_QUANT_QUANTIZE_PLAN_H
 #define AFF_QUANT_QUANTIZE_PLAN_H
 #include "format/dtype.h"
@@ -10,7 +10,8 @@
 /* One dense tensor of the container. */
 typedef struct aff_qdense {
     char name[64];
-    aff_dtype dtype; /* AFF_F32, AFF_BF16, AFF_FP8 */
+    aff_dtype dtype; /* AFF_F32, AFF_BF16, AFF_FP8, AFF_FP8_32 */
+    bool refold;     /* AFF_FP8 from scales on 32 x 32 tiles (refold.h) */
     uint64_t rows, cols;
     const aff_st_tensor *src, *scale; /* scale: FP8 only */
     uint64_t most;                    /* integer sources: values must be below this */
@@ -22,6 +23,9 @@ typedef struct aff_qmatrix {
     const aff_st_tensor *weight, *scale;
 } aff_qmatrix;
 
+/* What a layer of V4.1 has besides (spec model-v41 3). */
+enum { AFF_Q_KV = 1, AFF_Q_INDEX = 2, AFF_Q_ENGRAM = 4 };
+
 typedef struct aff_qplan {
     aff_ckpt *ckpt;
     char *config; /* the bytes of config.json */
@@ -31,6 +35,9 @@ typedef struct aff_qplan {
         top_k, inter, hash_layers, hc, markov_rank, taps;
     int64_t *ratios;
     uint64_t n_ratios;
+    bool v41;        /* DeepSeek-V4.1 */
+    uint8_t *roles;  /* V4.1: [layers_in_config] AFF_Q_* */
+    int64_t engram;  /* V4.1: columns of engram.wkv */
     int64_t stages;  /* mtp.S found in the checkpoint */
     bool has_dspark; /* mtp.0.main_proj present: the 0731 generation */
 
@@ -46,6 +53,9 @@ typedef struct aff_qplan {
  * error that names it. Free with aff__qplan_free, also after an error. */
 aff_status aff__qplan_make(aff_qplan *p, const aff_quantize_options *o, aff_error *err);
 void aff__qplan_free(aff_qplan *p);
+
+/* Reads config.json into p; part of aff__qplan_make. */
+aff_status aff__qplan_config(aff_qplan *p, const aff_quantize_options *o, aff_error *err);
 
 static inline const aff_qmatrix *aff__qplan_expert(const aff_qplan *p, uint64_t layer, uint64_t expert)
 {

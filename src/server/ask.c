@@ -190,6 +190,7 @@ void aff__ask_free(aff_ask *a)
     json_decref(a->messages);
     json_decref(a->tools);
     json_decref(a->effort);
+    json_decref(a->schema);
     json_decref(a->root);
     free(a->ids);
     free(a->bias);
@@ -204,6 +205,7 @@ aff_status aff__ask_render(const aff_ask *a, aff_chat_format format, aff_chat_pr
     const aff_chat_request r = {.format = format,
                                 .messages = a->messages,
                                 .tools = a->tools,
+                                .response_format = a->schema,
                                 .effort = a->effort,
                                 .thinking = a->thinking,
                                 .continue_final = a->continue_final,
@@ -317,18 +319,6 @@ static aff_status chat_thinking(aff_ask *a, aff_error *err)
     return AFF_OK;
 }
 
-static aff_status tool_choice(aff_ask *a, bool *hide, aff_error *err)
-{
-    const json_t *v = ask__get(a->root, "tool_choice");
-    *hide = false;
-    if (!v || (json_is_string(v) && strcmp(json_string_value(v), "auto") == 0)) return AFF_OK;
-    if (json_is_string(v) && strcmp(json_string_value(v), "none") == 0) {
-        *hide = true;
-        return AFF_OK;
-    }
-    return ask__bad(a, err, "tool_choice", "expected auto or none: this server cannot force calls");
-}
-
 /* Tools that are no functions are left out and named. */
 static aff_status chat_tools(aff_ask *a, aff_error *err)
 {
@@ -336,7 +326,7 @@ static aff_status chat_tools(aff_ask *a, aff_error *err)
     bool hide;
     size_t i;
     AFF_TRY(ask__array(a, a->root, "tools", &list, err));
-    AFF_TRY(tool_choice(a, &hide, err));
+    AFF_TRY(ask__choice(a, ask__get(a->root, "tool_choice"), &hide, err));
     a->tools = json_array();
     if (!a->tools) return aff__fail(err, AFF_E_NOMEM, "request: out of memory");
     json_array_foreach(list, i, v)
@@ -353,23 +343,8 @@ static aff_status chat_tools(aff_ask *a, aff_error *err)
         if (!json_is_object(f) || !aff__json_is_text(json_object_get(f, "name")) ||
             !json_string_length(json_object_get(f, "name")))
             return ask__bad(a, err, at, "expected a function with a name");
-        if (json_is_true(json_object_get(f, "strict"))) {
-            snprintf(at, sizeof at, "tools[%zu].function.strict", i);
-            return ask__bad(a, err, at, "this server cannot hold arguments to their schema");
-        }
         if (!hide) AFF_TRY(ask__append(a->tools, json_incref(v), err));
     }
-    return AFF_OK;
-}
-
-static aff_status response_format(aff_ask *a, aff_error *err)
-{
-    json_t *o;
-    const char *type;
-    AFF_TRY(ask__object(a, a->root, "response_format", &o, err));
-    AFF_TRY(ask__text(a, o, "type", &type, err));
-    if (o && (!type || strcmp(type, "text") != 0))
-        return ask__bad(a, err, "response_format", "expected type text: this server cannot hold an answer to a format");
     return AFF_OK;
 }
 
@@ -387,7 +362,7 @@ static aff_status common(aff_ask *a, int vocab, aff_error *err)
     AFF_TRY(ask__int(a, a->root, "max_completion_tokens", 1, INT64_MAX, &a->max_tokens, err));
     AFF_TRY(ask__object(a, a->root, "stream_options", &o, err));
     AFF_TRY(ask__bool(a, o, "include_usage", &a->usage, err));
-    return response_format(a, err);
+    return ask__format(a, ask__get(a->root, "response_format"), "response_format", err);
 }
 
 static const aff_field chat_fields[] = {{"messages", 0},
@@ -575,6 +550,7 @@ aff_status aff__ask_decode(aff_ask *a, aff_dialect dialect, const char *body, si
         AFF_TRY(ask__responses(a, vocab, err));
         break;
     }
+    AFF_TRY(ask__form(a, err));
     if (a->thinking && !a->effort && dialect != AFF_COMPLETIONS && !(a->effort = json_string("high")))
         return aff__fail(err, AFF_E_NOMEM, "request: out of memory");
     return AFF_OK;

@@ -3,6 +3,7 @@
 #define AFF_SERVER_ASK_H
 #include "base/buf.h"
 #include "engine/logits.h"
+#include "grammar/grammar.h"
 #include "text/chat.h"
 
 typedef enum aff_dialect { AFF_CHAT_COMPLETIONS, AFF_COMPLETIONS, AFF_MESSAGES, AFF_RESPONSES } aff_dialect;
@@ -34,6 +35,10 @@ typedef struct aff_ask {
     int n_stop, n, top_logprobs;
     bool logprobs, stream, usage, one_call, ignore_eos, echo;
     int64_t max_tokens; /* -1: not given */
+    json_t *schema;         /* of the answer; NULL: it has no form */
+    aff_calls calls;        /* held to the tools' schemas */
+    const char *only;       /* the function that must be called; NULL: any */
+    const char *form_param; /* the field to name when the form cannot be followed */
     aff_buf ignored;    /* names of fields nobody here knows, separated by commas */
     char param[96];     /* after an error: the field */
 } aff_ask;

@@ -30,6 +30,11 @@ aff_status ask__text(aff_ask *a, const json_t *obj, const char *key, const char 
 /* temperature, top_p, top_k, min_p, seed, penalties, logit_bias, stream: as in every dialect. */
 aff_status ask__sampling(aff_ask *a, int vocab, double max_temperature, aff_error *err);
 aff_status ask__stops(aff_ask *a, const char *key, aff_error *err); /* a string or an array of strings */
+/* A response format of any dialect (NULL: none), and tool_choice; hide: tools are not to be shown. ask__form comes last and brings both
+ * together with the tools. */
+aff_status ask__format(aff_ask *a, const json_t *v, const char *param, aff_error *err);
+aff_status ask__choice(aff_ask *a, const json_t *choice, bool *hide, aff_error *err);
+aff_status ask__form(aff_ask *a, aff_error *err);
 aff_status ask__effort(aff_ask *a, const json_t *effort, const char *param, aff_error *err);
 /* Appends {"role", "content"...} etc.; takes v; NULL v is out of memory. */
 aff_status ask__append(json_t *array, json_t *v, aff_error *err);

@@ -154,8 +154,6 @@ static aff_status tool(aff_ask *a, json_t *v, size_t i, aff_error *err)
     if (!json_is_object(v)) return ask__bad(a, err, at, "expected an object");
     if (json_is_string(type) && strcmp(json_string_value(type), "custom") != 0) return ask__ignore(a, at, err);
     if (!aff__json_is_text(name) || !json_string_length(name)) return ask__bad(a, err, at, "expected a name");
-    if (json_is_true(json_object_get(v, "strict")))
-        return ask__bad(a, err, at, "strict: this server cannot hold arguments to their schema");
     json_t *f = json_pack("{s:O}", "name", name), *d = ask__get(v, "description"),
            *schema = ask__get(v, "input_schema");
     if (!f || (d && json_object_set(f, "description", d) != 0) ||
@@ -163,25 +161,25 @@ static aff_status tool(aff_ask *a, json_t *v, size_t i, aff_error *err)
         json_decref(f);
         return aff__fail(err, AFF_E_NOMEM, "request: out of memory");
     }
-    return ask__append(a->tools, json_pack("{s:s,s:o}", "type", "function", "function", f), err);
+    return ask__append(a->tools,
+                       json_pack("{s:s,s:o,s:b}", "type", "function", "function", f, "strict",
+                                 json_is_true(json_object_get(v, "strict"))),
+                       err);
 }
 
 static aff_status tools(aff_ask *a, aff_error *err)
 {
     json_t *list, *choice, *v;
-    const char *type;
-    bool single = false;
+    bool single = false, hide;
     size_t i;
     AFF_TRY(ask__array(a, a->root, "tools", &list, err));
     AFF_TRY(ask__object(a, a->root, "tool_choice", &choice, err));
-    AFF_TRY(ask__text(a, choice, "type", &type, err));
-    if (choice && (!type || (strcmp(type, "auto") != 0 && strcmp(type, "none") != 0)))
-        return ask__bad(a, err, "tool_choice", "expected type auto or none: this server cannot force calls");
+    AFF_TRY(ask__choice(a, choice, &hide, err));
     AFF_TRY(ask__bool(a, choice, "disable_parallel_tool_use", &single, err));
     a->one_call = single;
     if (!(a->tools = json_array())) return aff__fail(err, AFF_E_NOMEM, "request: out of memory");
     json_array_foreach(list, i, v) AFF_TRY(tool(a, v, i, err));
-    if (type && strcmp(type, "none") == 0) json_array_clear(a->tools);
+    if (hide) json_array_clear(a->tools);
     return AFF_OK;
 }
 
@@ -209,7 +207,7 @@ static const aff_field fields[] = {{"messages", 0},
                                    {"service_tier", AFF_F_HARMLESS},
                                    {"inference_geo", AFF_F_HARMLESS},
                                    {"context_management", AFF_F_HARMLESS},
-                                   {"output_format", AFF_F_REFUSED},
+                                   {"output_format", 0},
                                    {"container", AFF_F_REFUSED},
                                    {"mcp_servers", AFF_F_REFUSED},
                                    {0}};
@@ -231,8 +229,8 @@ aff_status ask__messages(aff_ask *a, int vocab, aff_error *err)
     a->thinking = type && strcmp(type, "disabled") != 0;
     AFF_TRY(ask__object(a, a->root, "output_config", &o, err));
     AFF_TRY(ask__effort(a, ask__get(o, "effort"), "output_config.effort", err));
-    if (ask__get(o, "format"))
-        return ask__bad(a, err, "output_config.format", "this server cannot hold an answer to a format");
+    AFF_TRY(ask__format(a, ask__get(o, "format"), "output_config.format", err));
+    AFF_TRY(ask__format(a, ask__get(a->root, "output_format"), "output_format", err));
     AFF_TRY(tools(a, err));
     AFF_TRY(ask__array(a, a->root, "messages", &list, err));
     if (!json_array_size(list)) return ask__bad(a, err, "messages", "expected at least one message");

@@ -141,13 +141,12 @@ static aff_status tools(aff_ask *a, aff_error *err)
 {
     json_t *list, *v;
     size_t i;
-    bool parallel = true;
+    bool parallel = true, hide;
     const json_t *choice = ask__get(a->root, "tool_choice");
     AFF_TRY(ask__array(a, a->root, "tools", &list, err));
     AFF_TRY(ask__bool(a, a->root, "parallel_tool_calls", &parallel, err));
     a->one_call = !parallel;
-    if (choice && !is(choice, "auto") && !is(choice, "none"))
-        return ask__bad(a, err, "tool_choice", "expected auto or none: this server cannot force calls");
+    AFF_TRY(ask__choice(a, choice, &hide, err));
     if (!(a->tools = json_array())) return aff__fail(err, AFF_E_NOMEM, "request: out of memory");
     json_array_foreach(list, i, v)
     {
@@ -159,13 +158,13 @@ static aff_status tools(aff_ask *a, aff_error *err)
             continue;
         }
         if (!aff__json_is_text(json_object_get(v, "name"))) return ask__bad(a, err, at, "expected a name");
-        if (json_is_true(json_object_get(v, "strict")))
-            return ask__bad(a, err, at, "strict: this server cannot hold arguments to their schema");
         json_t *f = json_copy(v);
         json_object_del(f, "type");
         json_object_del(f, "strict");
-        if (!is(choice, "none"))
-            AFF_TRY(ask__append(a->tools, json_pack("{s:s,s:o}", "type", "function", "function", f), err));
+        const bool strict = json_is_true(json_object_get(v, "strict"));
+        if (!hide)
+            AFF_TRY(ask__append(a->tools,
+                                json_pack("{s:s,s:o,s:b}", "type", "function", "function", f, "strict", strict), err));
         else
             json_decref(f);
     }
@@ -214,7 +213,7 @@ static const aff_field fields[] = {{"input", 0},
 
 aff_status ask__responses(aff_ask *a, int vocab, aff_error *err)
 {
-    json_t *o, *format;
+    json_t *o;
     const json_t *truncation = ask__get(a->root, "truncation");
     const char *text;
     AFF_TRY(ask__fields(a, a->root, fields, err));
@@ -226,9 +225,7 @@ aff_status ask__responses(aff_ask *a, int vocab, aff_error *err)
     AFF_TRY(ask__object(a, a->root, "reasoning", &o, err));
     AFF_TRY(ask__effort(a, ask__get(o, "effort"), "reasoning.effort", err));
     AFF_TRY(ask__object(a, a->root, "text", &o, err));
-    AFF_TRY(ask__object(a, o, "format", &format, err));
-    if (format && !is(json_object_get(format, "type"), "text"))
-        return ask__bad(a, err, "text.format", "expected type text: this server cannot hold an answer to a format");
+    AFF_TRY(ask__format(a, ask__get(o, "format"), "text.format", err));
     AFF_TRY(tools(a, err));
     if (!(a->messages = json_array())) return aff__fail(err, AFF_E_NOMEM, "request: out of memory");
     AFF_TRY(ask__text(a, a->root, "instructions", &text, err));

@@ -108,6 +108,7 @@ static void release(aff_gen *g)
     pthread_mutex_unlock(&sv->lock);
     for (int i = 0; g->choice && i < g->ask.n; i++) free_choice(&g->choice[i]);
     free(g->choice);
+    aff__grammar_free(g->grammar);
     aff__buf_free(&g->out.b);
     aff__buf_free(&g->items.b);
     aff__ask_free(&g->ask);
@@ -323,7 +324,7 @@ static aff_status take_token(aff_choice *c, const aff_token *t, aff_error *err)
     if (t->id == (int32_t)g->sv->cfg->eos) return AFF_OK;
     if (c->parser) AFF_TRY(aff__ids_push(&c->ids, (uint32_t)t->id, err));
     if (g->ask.logprobs) keep_probs(c, t);
-    if (g->ask.dialect == AFF_COMPLETIONS)
+    if (g->ask.dialect == AFF_COMPLETIONS || (g->literal && !reasoning))
         return aff__tokenizer_is_special(g->sv->tok, (uint32_t)t->id) ? AFF_OK : raw_token(c, s, n, err);
     if (reasoning) AFF_TRY(settle(c, &c->reasoning_probs, err));
     if (t->id == g->sv->think_end) c->reasoning_over = true;
@@ -378,11 +379,8 @@ static aff_status finish_text(aff_choice *c, bool eos, aff_error *err)
 {
     char tail[8];
     if (c->halted) return AFF_OK;
-    if (c->parser) {
-        AFF_TRY(aff__parser_end(c->parser, eos, err));
-    } else {
-        AFF_TRY(take_text(c, tail, aff__utf8_flush(&c->utf8, tail), err));
-    }
+    if (c->parser) AFF_TRY(aff__parser_end(c->parser, eos, err));
+    if (!c->halted) AFF_TRY(take_text(c, tail, aff__utf8_flush(&c->utf8, tail), err));
     return c->halted ? AFF_OK : flush_held(c, err);
 }
 
@@ -677,7 +675,8 @@ static aff_status submit_all(aff_gen *g, const int32_t *ids, aff_error *err)
                      .adjust = g->ask.adjust,
                      .logprobs = g->ask.logprobs,
                      .top_logprobs = g->ask.top_logprobs,
-                     .ignore_eos = g->ask.ignore_eos};
+                     .ignore_eos = g->ask.ignore_eos,
+                     .grammar = g->grammar};
     if (!g->ask.seeded && getrandom(&r.sampling.seed, sizeof r.sampling.seed, 0) != (ssize_t)sizeof r.sampling.seed)
         r.sampling.seed = aff__now_ns();
     for (int i = 0; i < g->ask.n; i++) {
@@ -699,6 +698,23 @@ static aff_status submit_all(aff_gen *g, const int32_t *ids, aff_error *err)
         g->refs++;
     }
     return AFF_OK;
+}
+
+static aff_status compile_form(aff_gen *g, aff_error *err)
+{
+    const aff_ask *a = &g->ask;
+    const aff_grammar_request r = {.schema = a->schema,
+                                   .name = a->form_param,
+                                   .calls = a->calls,
+                                   .tools = a->tools,
+                                   .only = a->only,
+                                   .one_call = a->one_call,
+                                   .v41 = g->sv->format == AFF_CHAT_V41,
+                                   .thinking = g->thinking};
+    if (!a->schema && a->calls == AFF_CALLS_NONE) return AFF_OK;
+    g->literal = a->calls == AFF_CALLS_NONE;
+    snprintf(g->ask.param, sizeof g->ask.param, "%s", a->form_param);
+    return aff__grammar_compile(&g->grammar, g->sv->vocab, &r, err);
 }
 
 static void enlist(aff_gen *g)
@@ -743,6 +759,7 @@ void aff__gen_start(aff_serving *sv, aff_exchange *x, aff_ask *ask)
     if (s == AFF_E_LIMIT) s = AFF_E_INVALID; /* one of the request; that of submit_all is the queue's */
     const bool answered = s == AFF_OK && too_long(g);
     if (answered) s = AFF_E_INVALID;
+    if (s == AFF_OK) s = compile_form(g, &err);
     if (s == AFF_OK) s = make_choices(g, &err);
     if (s == AFF_OK) s = submit_all(g, ids, &err);
     if (s == AFF_OK) {

@@ -18,6 +18,7 @@ typedef struct aff_serving {
     const aff_config *cfg;
     aff_engine *engine;
     const aff_tokenizer *tok;
+    const aff_vocab *vocab; /* of tok, for forms of answers */
     aff_chat_format format;
     aff_replay *replay;
     const char *model; /* its name for clients */
@@ -110,6 +111,8 @@ struct aff_gen {
     uint64_t created; /* wall clock, seconds */
     int64_t n_prompt;
     bool thinking; /* the prompt ended inside reasoning */
+    aff_grammar *grammar; /* the answer's form; NULL: none */
+    bool literal;         /* the answer is text of that form and nothing else: what looks like markup in it is none */
     aff_choice *choice;
     int n_done;
     int place;       /* in the queue, 1: the next; 0: not in it */

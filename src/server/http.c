@@ -21,7 +21,7 @@
 #define POLLRDHUP 0x2000 /* of Linux; poll.h shows it only with extensions */
 #endif
 
-enum { MAX_HEADERS = 8, READ_BLOCK = 32768, TICK_MS = 500 };
+enum { MAX_HEADERS = 12, READ_BLOCK = 32768, TICK_MS = 500 };
 static const size_t max_pending = 8u << 20;
 
 /* A connection, from accept to close. Under the lock of aff_http. */
@@ -31,6 +31,7 @@ typedef struct conn {
     int fd;
     uint64_t since;  /* ns: waiting for a header since then; 0: not waiting */
     aff_exchange *x; /* the request in progress */
+    bool dropped;    /* shut down; the library will close it */
 } conn;
 
 struct aff_exchange {
@@ -38,7 +39,7 @@ struct aff_exchange {
     conn *c;
     struct MHD_Connection *mhd;
     char method[16], path[256], id[40];
-    char *authorization, *api_key, *origin;
+    char *authorization, *api_key, *origin, *if_none_match;
     aff_buf body;
     size_t received;
     bool early; /* answered before its body was read */
@@ -117,6 +118,7 @@ static aff_exchange *make_exchange(aff_http *h, struct MHD_Connection *m, const 
     x->authorization = header_copy(m, "Authorization");
     x->api_key = header_copy(m, "x-api-key");
     x->origin = header_copy(m, "Origin");
+    x->if_none_match = header_copy(m, "If-None-Match");
     pthread_mutex_lock(&h->lock);
     h->pending++;
     x->c = ci ? ci->socket_context : NULL;
@@ -150,6 +152,7 @@ void aff__x_unref(aff_exchange *x)
     free(x->authorization);
     free(x->api_key);
     free(x->origin);
+    free(x->if_none_match);
     pthread_mutex_destroy(&x->lock);
     free(x);
 }
@@ -177,6 +180,10 @@ const char *aff__x_api_key(const aff_exchange *x)
 const char *aff__x_origin(const aff_exchange *x)
 {
     return x->origin ? x->origin : "";
+}
+const char *aff__x_if_none_match(const aff_exchange *x)
+{
+    return x->if_none_match ? x->if_none_match : "";
 }
 const aff_buf *aff__x_body(const aff_exchange *x)
 {
@@ -400,7 +407,9 @@ static enum MHD_Result count_length(void *cls, enum MHD_ValueKind kind, const ch
 
 static void refuse(aff_exchange *x, int status, const char *message)
 {
+    pthread_mutex_lock(&x->lock); /* the watcher looks at it */
     x->early = true;
+    pthread_mutex_unlock(&x->lock);
     x->h->o.refuse(x->h->o.ctx, x, status, message);
 }
 
@@ -545,8 +554,8 @@ static bool late(uint64_t now, uint64_t since, int ms)
 static bool examine(aff_http *h, conn *c, uint64_t now, bool hung, bool *watch)
 {
     aff_exchange *x = c->x;
-    *watch = false;
-    if (!x) return late(now, c->since, h->o.header_ms) || h->dropping;
+    *watch = !x && !c->dropped;
+    if (!x) return !c->dropped && (hung || late(now, c->since, h->o.header_ms) || h->dropping);
     bool drop = false, resume = false;
     pthread_mutex_lock(&x->lock);
     if (!x->whole && !x->early) {
@@ -560,7 +569,7 @@ static bool examine(aff_http *h, conn *c, uint64_t now, bool hung, bool *watch)
         resume = x->suspended;
         x->suspended = false;
     }
-    *watch = x->whole && !x->ended && !x->gone;
+    *watch = !x->ended && !x->gone; /* while its body arrives too: the library would wait for the rest */
     if (hung && *watch) drop = true;
     if (h->dropping) drop = true;
     drop = drop && !x->gone;
@@ -601,7 +610,10 @@ static int sweep(aff_http *h, struct pollfd *set, uint64_t *serial, int n_set)
             serial[n + h->o.max_connections + 1] = c->serial;
             n++;
         }
-        if (drop) c->since = 0;
+        if (drop) {
+            c->dropped = true;
+            c->since = 0;
+        }
         conn *next = c->next;
         if (drop && x) {
             pthread_mutex_unlock(&h->lock); /* the owner may take its time; then from the start, c may be gone */

@@ -44,6 +44,7 @@ const char *aff__x_id(const aff_exchange *x);            /* header x-request-id 
 const char *aff__x_authorization(const aff_exchange *x); /* header Authorization, "" if none */
 const char *aff__x_api_key(const aff_exchange *x);       /* header x-api-key */
 const char *aff__x_origin(const aff_exchange *x);        /* header Origin */
+const char *aff__x_if_none_match(const aff_exchange *x); /* header If-None-Match */
 const aff_buf *aff__x_body(const aff_exchange *x);
 void aff__x_release_body(aff_exchange *x); /* it is not needed any more */
 void aff__x_ref(aff_exchange *x);

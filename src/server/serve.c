@@ -3,10 +3,10 @@
 #include "base/options.h"
 #include "engine/setup.h"
 #include "engine/text.h"
-#include "format/container.h"
-#include "format/json.h"
 #include "server/listen.h"
 #include "server/server.h"
+#include "ui/dash.h"
+#include "ui/guard.h"
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
@@ -17,7 +17,7 @@
 
 typedef struct flags {
     const char *model, *tokenizer, *host, *key_file, *cors, *name, *format, *numerics, *dspark, *dspark_model, *width;
-    const char *socket_mode;
+    const char *socket_mode, *ui;
     bool serve, quiet;
     int64_t port, slots, queue, chunk, threads, floor, max_body, connections, drain;
     aff_setup setup;
@@ -45,6 +45,7 @@ static int parse(flags *f, int argc, char **argv)
                  .format = "auto",
                  .numerics = "fast",
                  .width = "auto",
+                 .ui = "auto",
                  .chunk = AFF_MAX_CHUNK,
                  .setup = AFF_SETUP_NOTHING};
     const aff_option table[] = {
@@ -70,6 +71,7 @@ static int parse(flags *f, int argc, char **argv)
         {"drain", 0, AFF_OPT_INT, &f->drain, "SECONDS", "After SIGTERM, time for answers in progress [30].",
          .max = 86400},
         {"quiet", 0, AFF_OPT_FLAG, &f->quiet, NULL, "No line per request on standard error."},
+        {"ui", 0, AFF_OPT_STR, &f->ui, "auto|dash|plain", "A live dashboard, or lines only; auto draws on a terminal [auto]."},
         {"model", 'm', AFF_OPT_STR, &f->model, "PATH", "Container (.aff) or checkpoint folder.", "Model"},
         {"tokenizer", 0, AFF_OPT_STR, &f->tokenizer, "FILE",
          "The tokenizer.json, or a folder that holds it [the model's folder]."},
@@ -88,25 +90,6 @@ static int parse(flags *f, int argc, char **argv)
         {0}};
     const aff_usage usage = {"affinity", "", "Serves a DeepSeek-V4 model over HTTP.", table, 0, 0};
     return aff__options_main(&usage, argc, argv, &first);
-}
-
-/* The generation of chat encoding that a container names; AUTO when it names none, or is none. */
-static aff_status format_of(const char *path, aff_chat_format *format, aff_error *err)
-{
-    aff_container *c;
-    json_t *v = NULL;
-    const char *text;
-    size_t n;
-    if (aff__is_dir(path)) return AFF_OK;
-    AFF_TRY(aff__container_open(&c, path, err));
-    aff__container_provenance(c, &text, &n);
-    if (n && aff__json_parse(&v, text, n, "provenance", false, NULL) == AFF_OK) {
-        const json_t *name = json_object_get(v, "chat_encoding");
-        if (json_is_string(name)) aff__chat_format_find(json_string_value(name), format);
-    }
-    json_decref(v);
-    aff__container_close(c);
-    return AFF_OK;
 }
 
 static aff_status read_key(const flags *f, char **key, aff_error *err)
@@ -189,7 +172,7 @@ static aff_status open_all(const flags *f, aff_server_options *o, const aff_net_
     char *beside = NULL;
     if (f->dspark_model && aff__is_dir(f->model))
         return aff__fail(err, AFF_E_INVALID, "--dspark-model: %s is a checkpoint, whose draft is part of it", f->model);
-    if (o->format == AFF_CHAT_AUTO) AFF_TRY(format_of(f->model, &o->format, err));
+    if (o->format == AFF_CHAT_AUTO) AFF_TRY(aff__chat_format_of(f->model, &o->format, err));
     AFF_TRY(aff__net_open(net, f->model, no, err));
     if (!f->tokenizer) AFF_TRY(aff__tokenizer_beside(f->model, &beside, err));
     if (!f->tokenizer && !beside)
@@ -201,7 +184,8 @@ static aff_status open_all(const flags *f, aff_server_options *o, const aff_net_
 }
 
 /* The memory plan, before anything is loaded. *code >= 0: --plan has been answered. */
-static aff_status plan(const flags *f, const aff_server_options *o, aff_net_options no, aff_memplan *p, int *code, aff_error *err)
+static aff_status plan(const flags *f, const aff_server_options *o, aff_net_options no, aff_memplan *p, int *code,
+                       aff_error *err)
 {
     aff_net *outline;
     no.outline = true;
@@ -215,8 +199,23 @@ static aff_status plan(const flags *f, const aff_server_options *o, aff_net_opti
         return AFF_OK;
     }
     aff__memplan_print(p, stderr);
-    fprintf(stderr, "  not counted: bodies of requests and answers, at most --max-body %lld MiB each\n", (long long)f->max_body);
+    fprintf(stderr,
+            "  not counted: answers kept for when they come back, at most 128 MiB; bodies of requests and answers, at "
+            "most --max-body "
+            "%lld MiB each\n",
+            (long long)f->max_body);
     return aff__memplan_check(p, err);
+}
+
+/* Whether there is to be a dashboard. Not with a plan, which is all that is printed then. */
+static aff_status decide(const flags *f, bool *draw, aff_error *err)
+{
+    aff_ui ui;
+    const bool plans = f->setup.plan || f->setup.plan_json;
+    if (!aff__ui_find(f->ui, &ui)) return aff__fail(err, AFF_E_INVALID, "--ui: expected auto, dash or plain, got '%s'", f->ui);
+    if (plans && ui == AFF_UI_DASH) return aff__fail(err, AFF_E_INVALID, "--plan and --ui dash: expected one of them, got both");
+    AFF_TRY(aff__ui_decide(plans ? AFF_UI_PLAIN : ui, draw, err));
+    return AFF_OK;
 }
 
 /* "http://127.0.0.1:8080" or "unix:/run/affinity/affinity.sock" */
@@ -251,10 +250,11 @@ static void *wait_for_signal(void *ctx)
     }
     if (atomic_load(&w->loading)) {
         warn(NULL, "stopped before the model was loaded");
+        aff__guard_restore();
         _exit(0); /* nothing was begun that needs an end */
     }
-    signal(SIGINT, SIG_DFL);
-    signal(SIGTERM, SIG_DFL);
+    signal(SIGINT, aff__guard_die);
+    signal(SIGTERM, aff__guard_die);
     pthread_sigmask(SIG_UNBLOCK, &w->set, NULL);
     return NULL;
 }
@@ -290,13 +290,16 @@ int aff__serve_main(int argc, char **argv)
     aff_tokenizer *tok = NULL;
     aff_server *server = NULL;
     aff_prefix *cache = NULL;
+    aff_dash *dash = NULL;
+    bool draw = false;
     char *key = NULL;
     signals sig;
-    char address[160];
+    char address[160], stage[192];
     aff_memplan p;
     int code = parse(&f, argc, argv);
     if (code >= 0) return code;
     aff_status s = fill(&f, &o, &no, &err);
+    if (s == AFF_OK) s = decide(&f, &draw, &err);
     if (s == AFF_OK) s = read_key(&f, &key, &err);
     if (s != AFF_OK) {
         free(key);
@@ -305,7 +308,10 @@ int aff__serve_main(int argc, char **argv)
     s = plan(&f, &o, no, &p, &code, &err);
     if (s != AFF_OK || code >= 0) {
         free(key);
-        return s == AFF_OK ? code : complain(&err, s == AFF_E_INVALID ? 2 : s == AFF_E_NOMEM ? AFF_EXIT_DOES_NOT_FIT : 1);
+        return s == AFF_OK ? code
+                           : complain(&err, s == AFF_E_INVALID ? 2
+                                            : s == AFF_E_NOMEM ? AFF_EXIT_DOES_NOT_FIT
+                                                               : 1);
     }
     o.api_key = key;
     o.engine.warn = warn;
@@ -314,7 +320,9 @@ int aff__serve_main(int argc, char **argv)
         free(key);
         return complain(&err, 1);
     }
-    s = aff__server_listen(&server, &o, &err);
+    if (draw) s = aff__dash_open(&dash, f.name, &err);
+    aff__dash_stage(dash, "loading the model", false);
+    if (s == AFF_OK) s = aff__server_listen(&server, &o, &err);
     if (s == AFF_OK) {
         put_address(&f, server, address, sizeof address);
         fprintf(stderr, "affinity: loading %s; requests to %s get 503 until that is done\n", f.model, address);
@@ -333,11 +341,17 @@ int aff__serve_main(int argc, char **argv)
                     (long long)f.floor);
         atomic_store(&sig.loading, false);
         fprintf(stderr, "affinity: listening on %s\n", address);
+        snprintf(stage, sizeof stage, "serving on %s", address);
+        aff__dash_stage(dash, stage, true);
+        aff__dash_watch(dash, aff__server_engine(server), net);
         let_signals_through(&sig);
+        aff__dash_stage(dash, "stopping", false);
         fprintf(stderr, "affinity: stopping; answers in progress have %lld s\n", (long long)f.drain);
     }
+    aff__dash_watch(dash, NULL, NULL);
     aff__server_stop(server, (int)f.drain * 1000);
     if (cache) aff__prefix_close(cache);
+    aff__dash_close(dash);
     aff__tokenizer_free(tok);
     aff__net_close(net);
     free(key);

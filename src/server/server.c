@@ -3,6 +3,7 @@
 #include "format/json.h"
 #include "server/gen.h"
 #include "server/lanes.h"
+#include "server/web.h"
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -14,6 +15,7 @@ typedef enum phase { LOADING, SERVING, STOPPING } phase;
 struct aff_server {
     aff_server_options o;
     aff_serving sv; /* all of it there from SERVING on */
+    aff_vocab *vocab;
     aff_http *http;
     aff_lanes *lanes;
     atomic_int phase;
@@ -347,6 +349,11 @@ static void slots(aff_server *s, aff_exchange *x)
     reply(x, &j, "application/json");
 }
 
+static void snapshot(aff_server *s, aff_exchange *x)
+{
+    aff__web_snapshot(&s->sv, x);
+}
+
 static void metric(aff_jout *j, const char *name, const char *type, const char *help, double v)
 {
     aff__jout_fmt(j, "# HELP affinity_%s %s\n# TYPE affinity_%s %s\naffinity_%s %.17g\n", name, help, name, type, name,
@@ -418,6 +425,7 @@ static const struct route {
               {"/models", false, false, models},
               {"/metrics", false, false, metrics},
               {"/slots", false, false, slots},
+              {"/snapshot", false, false, snapshot},
               {"/version", false, false, version},
               {"/health", false, true, health},
               {"/v1/health", false, true, health},
@@ -501,6 +509,7 @@ static void handle(void *ctx, aff_exchange *x)
         return;
     }
     cors(s, x);
+    if (get && aff__web_answer(x)) return;
     while (r->path && strcmp(r->path, aff__x_path(x)) != 0) r++;
     if (!(r->path && r->open) && !allowed(s, x)) {
         aff__x_header(x, "WWW-Authenticate", "Bearer");
@@ -586,6 +595,8 @@ aff_status aff__server_ready(aff_server *s, const aff_net *net, const aff_tokeni
     s->sv.slots = s->o.engine.slots;
     AFF_TRY(aff__replay_open(&s->sv.replay, tok, o->replay_dir, o->replay_bytes, s->o.engine.warn, s->o.engine.warn_ctx,
                              err));
+    AFF_TRY(aff__vocab_of(&s->vocab, tok, (int32_t)s->sv.cfg->eos, err));
+    s->sv.vocab = s->vocab;
     AFF_TRY(aff__engine_create(&s->sv.engine, net, &s->o.engine, err));
     if (pthread_create(&s->engine_thread, NULL, step, s->sv.engine) != 0)
         return aff__fail(err, AFF_E_NOMEM, "server: cannot start a thread");
@@ -611,6 +622,11 @@ int aff__server_port(const aff_server *s)
     return aff__http_port(s->http);
 }
 
+aff_engine *aff__server_engine(aff_server *s)
+{
+    return s->sv.engine;
+}
+
 void aff__server_wait_idle(aff_server *s)
 {
     pthread_mutex_lock(&s->sv.lock);
@@ -621,7 +637,8 @@ void aff__server_wait_idle(aff_server *s)
 void aff__server_stop(aff_server *s, int drain_ms)
 {
     if (!s) return;
-    const bool served = atomic_exchange(&s->phase, STOPPING) == SERVING;
+    int serving = SERVING;
+    const bool served = atomic_compare_exchange_strong(&s->phase, &serving, STOPPING); /* else it stays at LOADING */
     if (s->http) aff__http_drain(s->http, served ? drain_ms : 0);
     aff__lanes_stop(s->lanes);
     if (served) {
@@ -634,6 +651,7 @@ void aff__server_stop(aff_server *s, int drain_ms)
     aff__http_stop(s->http);
     aff__engine_free(s->sv.engine);
     aff__replay_free(s->sv.replay);
+    aff__vocab_free(s->vocab);
     pthread_cond_destroy(&s->sv.idle);
     pthread_mutex_destroy(&s->sv.lock);
     pthread_mutex_destroy(&s->sv.count_lock);

@@ -28,6 +28,7 @@ aff_status aff__server_ready(aff_server *s, const aff_net *net, const aff_tokeni
 aff_status aff__server_start(aff_server **out, const aff_net *net, const aff_tokenizer *tok,
                              const aff_server_options *o, aff_error *err);
 int aff__server_port(const aff_server *s);
+aff_engine *aff__server_engine(aff_server *s); /* for displays, until the stop */
 /* Waits until no request is at work. */
 void aff__server_wait_idle(aff_server *s);
 /* Lets requests in progress end for at most drain_ms, then ends everything. NULL allowed. */

@@ -119,12 +119,10 @@ static void renew(aff_bpe *b, const aff_merges *m, uint32_t i)
     if (a->rule != AFF_NO_ID) heap_push(b, (uint64_t)a->rule << 32 | i);
 }
 
-aff_status aff__bpe_encode(aff_bpe *b, const aff_merges *m, const uint32_t byte_id[256], const uint8_t *s, size_t n,
-                           aff_ids *out, aff_error *err)
+/* Leaves the tokens of s[0..n) in the list of symbols, each at the place where it begins in s. */
+static aff_status merge_all(aff_bpe *b, const aff_merges *m, const uint32_t byte_id[256], const uint8_t *s, size_t n,
+                            aff_error *err)
 {
-    if (n <= SHORT) return encode_short(m, byte_id, s, n, out, err);
-    if (n >= UINT32_MAX)
-        return aff__fail(err, AFF_E_LIMIT, "text: one word of %zu bytes; expected fewer than %u", n, UINT32_MAX);
     AFF_TRY(reserve(b, n, err));
     aff_bpe_symbol *sym = b->symbol;
     uint32_t last = (uint32_t)n - 1;
@@ -148,8 +146,61 @@ aff_status aff__bpe_encode(aff_bpe *b, const aff_merges *m, const uint32_t byte_
         renew(b, m, i);
         if (i > 0) renew(b, m, sym[i].prev);
     }
-    for (uint32_t i = 0; i != AFF_NO_ID; i = sym[i].next) AFF_TRY(aff__ids_push(out, sym[i].id, err));
     return AFF_OK;
+}
+
+/* Appends the tokens that begin before `end`; *next: where the one after them begins, AFF_NO_ID if there is none. */
+static aff_status put_tokens(const aff_bpe *b, uint32_t end, aff_ids *out, uint32_t *next, aff_error *err)
+{
+    uint32_t i = 0;
+    for (; i != AFF_NO_ID && i < end; i = b->symbol[i].next) AFF_TRY(aff__ids_push(out, b->symbol[i].id, err));
+    *next = i;
+    return AFF_OK;
+}
+
+/* Very long pieces in chunks that fit the cache. A list of tokens is the encoding of its text if and only if each two
+ * neighbours are that of theirs: before the first merge across a border between two tokens, what happens inside these
+ * two depends on nothing else, so it would be the first one of them alone too. So a chunk's tokens may be kept up to
+ * some border of them, and the next chunk begin there, if its first token is the one that stood there before: then that
+ * pair of neighbours is one of the first chunk's. The tokens at a chunk's end, which more text may change, are left to
+ * the next. *same: whether that held everywhere. */
+enum { CHUNK = 2048, MARGIN = 256 };
+
+static aff_status encode_chunks(aff_bpe *b, const aff_merges *m, const uint32_t byte_id[256], const uint8_t *s,
+                                size_t n, aff_ids *out, bool *same, aff_error *err)
+{
+    uint32_t first = AFF_NO_ID, next; /* the token that must come at the beginning of s */
+    for (*same = true;;) {
+        const bool last = n <= CHUNK;
+        AFF_TRY(merge_all(b, m, byte_id, s, last ? n : CHUNK, err));
+        *same = first == AFF_NO_ID || b->symbol[0].id == first;
+        if (!*same) return AFF_OK;
+        AFF_TRY(put_tokens(b, last ? AFF_NO_ID : CHUNK - MARGIN, out, &next, err));
+        if (last) return AFF_OK;
+        *same = next != AFF_NO_ID;
+        if (!*same) return AFF_OK;
+        first = b->symbol[next].id;
+        s += next;
+        n -= next;
+    }
+}
+
+aff_status aff__bpe_encode(aff_bpe *b, const aff_merges *m, const uint32_t byte_id[256], const uint8_t *s, size_t n,
+                           aff_ids *out, aff_error *err)
+{
+    const size_t before = out->n;
+    uint32_t next;
+    bool same;
+    if (n <= SHORT) return encode_short(m, byte_id, s, n, out, err);
+    if (n >= UINT32_MAX)
+        return aff__fail(err, AFF_E_LIMIT, "text: one word of %zu bytes; expected fewer than %u", n, UINT32_MAX);
+    if (n > CHUNK) {
+        AFF_TRY(encode_chunks(b, m, byte_id, s, n, out, &same, err));
+        if (same) return AFF_OK;
+        out->n = before;
+    }
+    AFF_TRY(merge_all(b, m, byte_id, s, n, err));
+    return put_tokens(b, AFF_NO_ID, out, &next, err);
 }
 
 void aff__bpe_free(aff_bpe *b)

@@ -164,7 +164,8 @@ static void index_scores_agree(void **state)
 }
 
 /* The cuts alone, in any order, then merged in theirs. */
-static void attend_cut_by_cut(const aff_keyset *k, const float *q, int heads, int D, const float *sink, float *buf, float *o)
+static void attend_cut_by_cut(const aff_keyset *k, const float *q, int heads, int D, const float *sink, float *buf,
+                              float *o)
 {
     const int cuts = (k->n_raw + k->n_comp + k->n_extra + 63) / 64;
     float *r = malloc(sizeof *r * (size_t)(cuts * heads * (D + 2) + 1)), *M = malloc(sizeof *M * (size_t)(2 * heads));
@@ -239,7 +240,8 @@ static void stored_rows_give_the_same_bits(void **state)
     }
 }
 
-/* The power of two that A4 gives a block: the least s with amax <= 6 s; of the values after it, so that a smaller one may do. */
+/* The power of two that A4 gives a block: the least s with amax <= 6 s; of the values after it, so that a smaller one
+ * may do. */
 static float block_scale(const float *x)
 {
     float amax = 6 * 0x1p-126f, s = 0x1p-126f;
@@ -362,7 +364,8 @@ static void topk_agrees_with_sorting(void **state)
         for (int i = 0; i < n; i++) {
             big[i] = draw_unit(&seed);
             if (round % 4 == 1) big[i] = roundf(big[i] * 8);
-            if (round % 8 == 2) big[i] = i % (n / 4096) ? -big[i] * big[i] : 1 + big[i]; /* the sample sees the large ones */
+            if (round % 8 == 2)
+                big[i] = i % (n / 4096) ? -big[i] * big[i] : 1 + big[i]; /* the sample sees the large ones */
             if (round % 8 == 6) big[i] = i % (n / 4096) ? big[i] : NAN;
             order[i] = (ranked){big[i], i};
         }
@@ -387,9 +390,11 @@ static void topk_agrees_with_sorting(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(attention_agrees_with_double_precision), cmocka_unit_test(attention_has_the_defined_bits),
-        cmocka_unit_test(index_scores_agree), cmocka_unit_test(stored_rows_give_the_same_bits),
-        cmocka_unit_test(coded_index_scores_are_exact_integers), cmocka_unit_test(topk_agrees_with_sorting)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(attention_agrees_with_double_precision),
+                                       cmocka_unit_test(attention_has_the_defined_bits),
+                                       cmocka_unit_test(index_scores_agree),
+                                       cmocka_unit_test(stored_rows_give_the_same_bits),
+                                       cmocka_unit_test(coded_index_scores_are_exact_integers),
+                                       cmocka_unit_test(topk_agrees_with_sorting)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -43,6 +43,16 @@ static matrix random_q2p875(int rows, int cols, uint64_t *seed)
     int64_t groups = cols / 64;
     uint8_t *codes = bytes(groups * rows * 20, seed), *fields = bytes(groups * rows * 3, seed),
             *rs = bytes(rows * 2, seed);
+    const int kind =
+        draw_int(seed, 0, 3); /* block exponents: any; 2 and more, as quantised weights have; 0 and 1; a few of those */
+    for (int64_t i = 0; i < groups * rows * 3 && kind; i++) {
+        const uint8_t low[3] = {0x86, 0x61, 0x18},
+                      high[3] = {0x04, 0x41, 0x10}; /* e's upper two bits, its top bit, of the four blocks */
+        if (kind == 2 || (kind == 3 && draw(seed, 200) == 0))
+            fields[i] &= (uint8_t)~low[i % 3];
+        else
+            fields[i] |= high[i % 3];
+    }
     matrix m = {
         {codes, fields, rs}, malloc((size_t)rows * (size_t)cols * sizeof(int32_t)), floats(rows, false, seed), NULL};
     assert_non_null(m.w);

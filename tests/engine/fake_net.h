@@ -8,7 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { VOCAB = 50, CONTEXT = 512, EOS = 3 };
+#ifndef FAKE_VOCAB
+#define FAKE_VOCAB 50, EOS = 3
+#endif
+enum { CONTEXT = 512, VOCAB = FAKE_VOCAB };
 
 struct aff_net {
     aff_config cfg;
@@ -79,6 +82,12 @@ aff_status aff__runner_on(aff_runner **out, const aff_net *net, const aff_device
     return AFF_E_UNSUPPORTED;
 }
 const aff_memory *aff__runner_memory(const aff_runner *r) { return NULL; }
+const aff_heat *aff__runner_heat(const aff_runner *r)
+{
+    static const aff_heat none;
+    return &none;
+}
+uint64_t aff__seq_committed(const aff_seq *s) { return 1000; }
 
 /* What the pretend network says after a sequence with this hash, of `n` tokens. */
 static void fake_logits(uint64_t hash, int64_t n, float *l)
@@ -135,7 +144,7 @@ aff_status aff__draft_mtp1(aff_runner *r, const int32_t *next, int n, int want_f
 
 /* The continuation of a request by definition: no loop, no chunks, no drafts. Returns the number of tokens, up to n_predict,
  * the context's end, EOS or a NaN. */
-static int fake_answer(const aff_request *r, int64_t context, int32_t *out)
+__attribute__((unused)) static int fake_answer(const aff_request *r, int64_t context, int32_t *out)
 {
     float l[VOCAB], adjusted[VOCAB];
     uint64_t hash = 0;

@@ -1,5 +1,5 @@
-/* The memory plan: what it says of machines, what it says of networks against what loading and running allocate, and that its advice
- * holds. */
+/* The memory plan: what it says of machines, what it says of networks against what loading and running allocate, and
+ * that its advice holds. */
 #include "base/mem.h"
 #include "engine/engine_internal.h"
 #include "engine/memplan.h"
@@ -50,7 +50,8 @@ static aff_machine here(const char *at)
 
 static void test_machines(void **state)
 {
-    static const char meminfo[] = "MemTotal:       16000000 kB\nMemFree:  1 kB\nMemAvailable:    9000000 kB\nCached: 5 kB\n";
+    static const char meminfo[] =
+        "MemTotal:       16000000 kB\nMemFree:  1 kB\nMemAvailable:    9000000 kB\nCached: 5 kB\n";
     aff_machine m;
     /* No cgroups at all. */
     put("none", "/proc/meminfo", meminfo);
@@ -65,7 +66,8 @@ static void test_machines(void **state)
     put("two", "/sys/fs/cgroup/user/job/memory.current", "1000\n");
     put("two", "/sys/fs/cgroup/user/memory.max", "4000000000\n");
     put("two", "/sys/fs/cgroup/user/memory.current", "2500000000\n");
-    put("two", "/sys/fs/cgroup/user/memory.stat", "anon 500000000\ninactive_file 1200000000\nactive_file 800000000\nfile_dirty 7\n");
+    put("two", "/sys/fs/cgroup/user/memory.stat",
+        "anon 500000000\ninactive_file 1200000000\nactive_file 800000000\nfile_dirty 7\n");
     m = here("two");
     assert_int_equal(m.cgroup, 2);
     assert_int_equal(m.limit, 4000000000);
@@ -82,7 +84,8 @@ static void test_machines(void **state)
     put("one", "/proc/self/cgroup", "5:cpu,cpuacct:/x\n4:freezer,memory:/docker/abc\n0::/\n");
     put("one", "/sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes", "2000000000\n");
     put("one", "/sys/fs/cgroup/memory/docker/abc/memory.usage_in_bytes", "1500000000\n");
-    put("one", "/sys/fs/cgroup/memory/docker/abc/memory.stat", "cache 1\ninactive_file 9\ntotal_inactive_file 300000000\ntotal_active_file 100000000\n");
+    put("one", "/sys/fs/cgroup/memory/docker/abc/memory.stat",
+        "cache 1\ninactive_file 9\ntotal_inactive_file 300000000\ntotal_active_file 100000000\n");
     put("one", "/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
     put("one", "/sys/fs/cgroup/memory/memory.usage_in_bytes", "5\n");
     m = here("one");
@@ -113,8 +116,23 @@ static void test_descriptions(void **state)
     assert_int_equal(m.cards, 3);
     assert_int_equal(m.card[2], 512 << 20);
     assert_int_equal(m.free, 0); /* the system needs it all */
-    static const char *const bad[] = {"",        "2x32G",       "ram=64",    "ram=64T",        "ram=64G,",  "ram=0G",        "ram=-1G",     "x32G,ram=64G",  "0x32G,ram=64G",
-                                      "ram=nanG", "2x,ram=64G", "ram=64G,x", "17x32G,ram=64G", "ram=64GB", "ram=64G,pcie=0", "ram=64G,pcie", "ram=64G pcie=2"};
+    static const char *const bad[] = {"",
+                                      "2x32G",
+                                      "ram=64",
+                                      "ram=64T",
+                                      "ram=64G,",
+                                      "ram=0G",
+                                      "ram=-1G",
+                                      "x32G,ram=64G",
+                                      "0x32G,ram=64G",
+                                      "ram=nanG",
+                                      "2x,ram=64G",
+                                      "ram=64G,x",
+                                      "17x32G,ram=64G",
+                                      "ram=64GB",
+                                      "ram=64G,pcie=0",
+                                      "ram=64G,pcie",
+                                      "ram=64G pcie=2"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         assert_int_equal(aff__machine_parse(&m, bad[i], &err), AFF_E_INVALID);
         assert_non_null(strstr(err.msg, "--machine"));
@@ -127,7 +145,9 @@ static aff_memplan plan_of(const aff_net *net, const aff_engine_options *o, uint
 {
     const aff_machine m = {.ram = free, .free = free, .limit = UINT64_MAX, .limit_free = UINT64_MAX};
     aff_memplan p;
-    must(aff__memplan_make(&p, &(aff_memplan_input){.net = net, .engine = o, .machine = &m, .host_pool = pool, .listens_to_prompts = true}, &err));
+    must(aff__memplan_make(
+        &p, &(aff_memplan_input){.net = net, .engine = o, .machine = &m, .host_pool = pool, .listens_to_prompts = true},
+        &err));
     aff__memplan_judge(&p);
     return p;
 }
@@ -140,7 +160,10 @@ static uint64_t line(const aff_memplan *p, const char *what)
     return n;
 }
 
-static aff_status take_logits(void *ctx, int64_t pos, int rows, const float *logits, aff_error *e) { return AFF_OK; }
+static aff_status take_logits(void *ctx, int64_t pos, int rows, const float *logits, aff_error *e)
+{
+    return AFF_OK;
+}
 
 static void equal_plan(const char *path, const aff_synthetic *synth, aff_numerics num, int slots, int64_t commit)
 {
@@ -148,7 +171,8 @@ static void equal_plan(const char *path, const aff_synthetic *synth, aff_numeric
     aff_engine *e;
     aff_outcome out;
     aff_net_options no = {.numerics = num, .draft = true, .synthetic = synth};
-    const aff_engine_options o = {.threads = 2, .slots = slots, .context = 3000, .kv_commit = commit, .kv_margin = 500, .width = AFF_WIDTH_AUTO};
+    const aff_engine_options o = {
+        .threads = 2, .slots = slots, .context = 3000, .kv_commit = commit, .kv_margin = 500, .width = AFF_WIDTH_AUTO};
     no.outline = true;
     must(aff__net_open(&outline, path, &no, &err));
     const aff_memplan p = plan_of(outline, &o, UINT64_C(1) << 40, -1);
@@ -161,15 +185,19 @@ static void equal_plan(const char *path, const aff_synthetic *synth, aff_numeric
     assert_memory_equal(&got, &want, sizeof got);
     /* Weights in memory: what was converted (or made), beside the tables of the stores and the file. */
     const uint64_t weights = aff__alloc_total() - before;
-    const uint64_t planned = synth ? p.total[AFF_PLACE_MEMORY] : line(&p, "converted weights") + line(&p, "draft: converted weights");
-    const uint64_t in_memory = want.memory[0] + want.memory[1] + (synth ? (uint64_t)(want.experts[0] + want.experts[1]) * want.expert : 0);
+    const uint64_t planned =
+        synth ? p.total[AFF_PLACE_MEMORY] : line(&p, "converted weights") + line(&p, "draft: converted weights");
+    const uint64_t in_memory =
+        want.memory[0] + want.memory[1] + (synth ? (uint64_t)(want.experts[0] + want.experts[1]) * want.expert : 0);
     assert_true(planned >= in_memory && weights >= in_memory);
     if (!synth) assert_int_equal(planned, in_memory);
     assert_in_range(weights - in_memory, 0, 1 << 20);
     /* The engine: buffers as planned, to the byte but for the backend, whose scratch grows as it is used. */
     const uint64_t start = aff__alloc_total();
     must(aff__engine_create(&e, net, &o, &err));
-    const uint64_t made = aff__alloc_total() - start, buffers = line(&p, "logits of a decode") + line(&p, "sampler") + line(&p, "slots") + line(&p, "pass: act") + line(&p, "pass: plan");
+    const uint64_t made = aff__alloc_total() - start, buffers = line(&p, "logits of a decode") + line(&p, "sampler") +
+                                                                line(&p, "slots") + line(&p, "pass: act") +
+                                                                line(&p, "pass: plan");
     assert_in_range(made, buffers, buffers + line(&p, "pass: kernels"));
     uint64_t state = 0;
     for (int i = 0; i < slots; i++) state += aff__seq_committed(e->slot[i].seq);
@@ -179,7 +207,13 @@ static void equal_plan(const char *path, const aff_synthetic *synth, aff_numeric
     const int64_t n = 3000 - 16;
     for (int i = 0; i < n; i++) ids[i] = (int32_t)(i * 7919 % aff__net_config(net)->vocab);
     const uint64_t run_from = aff__alloc_total();
-    must(aff__engine_run(e, &(aff_request){.prompt = ids, .n_prompt = n, .n_predict = 16, .ignore_eos = true, .logits_from = n - 300, .sampling = {.top_p = 1}},
+    must(aff__engine_run(e,
+                         &(aff_request){.prompt = ids,
+                                        .n_prompt = n,
+                                        .n_predict = 16,
+                                        .ignore_eos = true,
+                                        .logits_from = n - 300,
+                                        .sampling = {.top_p = 1}},
                          &(aff_events){.logits = take_logits}, &out, &err));
     const uint64_t run = aff__alloc_total() - run_from - 64 * 64; /* a request's own few tokens and tables */
     assert_true(made + run <= buffers + line(&p, "pass: kernels") + line(&p, "logits of a prompt"));
@@ -199,7 +233,8 @@ static void test_equals_allocation(void **state)
     equal_plan(NULL, &tiny, AFF_FAST, 2, 1000);
 }
 
-/* A row-major container under a bound that holds a layer and a bit: the same logits, and no more copies than planned. */
+/* A row-major container under a bound that holds a layer and a bit: the same logits, and no more copies than planned.
+ */
 static void test_copies_of_experts(void **state)
 {
     char dir[256], path[256];
@@ -220,12 +255,14 @@ static void test_copies_of_experts(void **state)
         const aff_engine_options o = {.threads = 1, .slots = 1, .context = 300};
         const aff_memplan p = plan_of(net, &o, UINT64_C(1) << 40, round ? 0 : -1);
         /* At least a layer's experts, at most all. */
-        assert_int_equal(p.copies, z.expert * (round ? (uint64_t)aff__net_config(net)->experts : (uint64_t)z.experts[0]));
+        assert_int_equal(p.copies,
+                         z.expert * (round ? (uint64_t)aff__net_config(net)->experts : (uint64_t)z.experts[0]));
         assert_int_equal(line(&p, "copies of experts"), p.copies);
         aff__net_limit_copies(net, p.copies);
         must(aff__runner_create(&r, net, 1, &err));
         must(aff__seq_create(&s, net, 300, &err));
-        must(aff__forward(r, &(aff_batch){.n = 300, .id = ids, .seq = s, .want_from = 299, .logits = round ? got : want}, &err));
+        must(aff__forward(
+            r, &(aff_batch){.n = 300, .id = ids, .seq = s, .want_from = 299, .logits = round ? got : want}, &err));
         const aff_expert_copies c = aff__experts_copies(net->experts);
         assert_true((uint64_t)c.most * c.each <= p.copies);
         assert_true(round ? c.evicted > 0 : c.evicted == 0);
@@ -243,7 +280,9 @@ static void test_advice(void **state)
     aff_net *net;
     int refused = 0, hopeless = 0;
     const aff_synthetic flash = {.geometry = "flash"};
-    must(aff__net_open(&net, NULL, &(aff_net_options){.numerics = AFF_FAST, .draft = true, .synthetic = &flash, .outline = true}, &err));
+    must(aff__net_open(&net, NULL,
+                       &(aff_net_options){.numerics = AFF_FAST, .draft = true, .synthetic = &flash, .outline = true},
+                       &err));
     const aff_net_sizes z = aff__net_sizes(net);
     assert_int_equal(z.experts[0], 43 * 256);
     assert_int_equal(z.expert, 9060352); /* spec runtime 1 */
@@ -282,7 +321,8 @@ static void test_output(void **state)
     char *text;
     size_t size;
     const aff_engine_options o = {.threads = 1, .slots = 2, .context = 1000, .kv_commit = 10};
-    must(aff__net_open(&net, AFF_TESTS_DIR "/golden/v4-sim/ckpt-dspark", &(aff_net_options){.numerics = AFF_FAST, .outline = true}, &err));
+    must(aff__net_open(&net, AFF_TESTS_DIR "/golden/v4-sim/ckpt-dspark",
+                       &(aff_net_options){.numerics = AFF_FAST, .outline = true}, &err));
     aff_memplan p = plan_of(net, &o, UINT64_C(1) << 40, -1);
     FILE *f = open_memstream(&text, &size);
     must(aff__memplan_json(&p, f, &err));
@@ -292,7 +332,8 @@ static void test_output(void **state)
     uint64_t sum = 0;
     for (size_t i = 0; i < json_array_size(json_object_get(j, "lines")); i++) {
         const json_t *l = json_array_get(json_object_get(j, "lines"), i);
-        if (strcmp(json_string_value(json_object_get(l, "place")), "memory") == 0 && !json_is_true(json_object_get(l, "later")))
+        if (strcmp(json_string_value(json_object_get(l, "place")), "memory") == 0 &&
+            !json_is_true(json_object_get(l, "later")))
             sum += (uint64_t)json_integer_value(json_object_get(l, "bytes"));
     }
     assert_int_equal(sum, json_integer_value(json_object_get(json_object_get(j, "total"), "memory")));
@@ -325,7 +366,10 @@ static void test_output(void **state)
     aff__net_close(net);
 }
 
-static int setup(void **state) { return mkdtemp(root) ? 0 : -1; }
+static int setup(void **state)
+{
+    return mkdtemp(root) ? 0 : -1;
+}
 static int teardown(void **state)
 {
     char cmd[64];
@@ -335,7 +379,11 @@ static int teardown(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_machines),          cmocka_unit_test(test_descriptions), cmocka_unit_test(test_equals_allocation),
-                                       cmocka_unit_test(test_copies_of_experts), cmocka_unit_test(test_advice),       cmocka_unit_test(test_output)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_machines),
+                                       cmocka_unit_test(test_descriptions),
+                                       cmocka_unit_test(test_equals_allocation),
+                                       cmocka_unit_test(test_copies_of_experts),
+                                       cmocka_unit_test(test_advice),
+                                       cmocka_unit_test(test_output)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

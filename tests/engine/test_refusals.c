@@ -1,5 +1,6 @@
-/* What the engine does when the system or the model refuses, with real networks: growth of the state in the middle of an answer, logits
- * that are no numbers. One request ends with one line that says why; its neighbours end as if nothing had been. */
+/* What the engine does when the system or the model refuses, with real networks: growth of the state in the middle of
+ * an answer, logits that are no numbers. One request ends with one line that says why; its neighbours end as if nothing
+ * had been. */
 #include "engine/engine.h"
 #include "support/test.h"
 #include "support/variant.h"
@@ -52,7 +53,12 @@ static void ask(aff_engine *e, answer *a, int salt, int64_t n)
     int32_t prompt[PROMPT];
     uint64_t id;
     for (int i = 0; i < PROMPT; i++) prompt[i] = 2 + (i * 37 + salt * 11) % 200;
-    must(aff__engine_submit(e, &(aff_request){.prompt = prompt, .n_prompt = PROMPT, .n_predict = n, .ignore_eos = true, .sampling = {.temperature = 1, .top_p = 1, .seed = 5}},
+    must(aff__engine_submit(e,
+                            &(aff_request){.prompt = prompt,
+                                           .n_prompt = PROMPT,
+                                           .n_predict = n,
+                                           .ignore_eos = true,
+                                           .sampling = {.temperature = 1, .top_p = 1, .seed = 5}},
                             &(aff_events){.ctx = a, .token = on_token, .done = on_done}, &id, &err));
 }
 
@@ -71,7 +77,14 @@ static void test_growth_refused(void **state)
         memset(&again, 0, sizeof again);
         for (int refused = 0; refused < 2; refused++) {
             answer *a = refused ? got : want;
-            must(aff__engine_create(&e, net, &(aff_engine_options){.threads = 1, .slots = SLOTS, .context = 4000, .kv_commit = SLOTS * 60, .kv_margin = 40, .width = width}, &err));
+            must(aff__engine_create(&e, net,
+                                    &(aff_engine_options){.threads = 1,
+                                                          .slots = SLOTS,
+                                                          .context = 4000,
+                                                          .kv_commit = SLOTS * 60,
+                                                          .kv_margin = 40,
+                                                          .width = width},
+                                    &err));
             for (int i = 0; i < SLOTS; i++) ask(e, &a[i], i, length[i]);
             if (refused) a[0].refuse_at = 10;
             while (aff__engine_step(e)) continue;
@@ -99,8 +112,8 @@ static void test_growth_refused(void **state)
     aff__net_close(net);
 }
 
-/* A weight that makes every logit NaN is found when loading only in small tensors; in a matrix it shows as an error of the first row,
- * with its position, never as a token. */
+/* A weight that makes every logit NaN is found when loading only in small tensors; in a matrix it shows as an error of
+ * the first row, with its position, never as a token. */
 static void test_nan(void **state)
 {
     const uint16_t nan = 0x7FC0;
@@ -112,7 +125,8 @@ static void test_nan(void **state)
     const variant v = {.tensor = "head.weight", .patch = &nan, .patch_size = 2};
     test_write_variant(from, dir, &v);
     must(aff__net_open(&net, dir, &(aff_net_options){.numerics = AFF_FAST, .draft = true}, &err));
-    must(aff__engine_create(&e, net, &(aff_engine_options){.threads = 1, .slots = 1, .context = 100, .width = 5}, &err));
+    must(
+        aff__engine_create(&e, net, &(aff_engine_options){.threads = 1, .slots = 1, .context = 100, .width = 5}, &err));
     ask(e, &a, 0, 5);
     while (aff__engine_step(e)) continue;
     assert_true(a.done);

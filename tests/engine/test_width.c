@@ -59,21 +59,42 @@ static void fixed_widths_fill_the_rows(void **state)
     assert_int_equal(aff__share_rows(o, 2, 14, NULL, 0), 0);
 }
 
-/* The counts win over the confidence when there are many of them, a sequence's own over those of all. */
-static void chances_are_counted(void **state)
+/* The confidence is corrected by what came of it: for a place, for a sequence, in its slope; and what was is forgotten. */
+static void chances_are_fitted(void **state)
 {
-    aff_calibration own = {0}, all = {0}, none = {0};
-    assert_true(fabs(aff__calibration_chance(&none, &none, 0, 2) - 1 / (1 + exp(-2))) < 1e-12);
-    assert_true(aff__calibration_chance(&none, &none, 3, NAN) < 0.01);
-    assert_true(aff__calibration_chance(&none, &none, 3, INFINITY) > 0.99);
-    for (int i = 0; i < 400; i++) aff__calibration_note(&all, 1, 2, i % 4 == 0);
-    assert_true(fabs(aff__calibration_chance(&none, &all, 1, 2) - 0.25) < 0.02);
-    assert_true(fabs(aff__calibration_chance(&none, &all, 2, 2) - 0.88) < 0.01);  /* another place */
-    assert_true(fabs(aff__calibration_chance(&none, &all, 1, -2) - 0.12) < 0.01); /* another confidence */
-    for (int i = 0; i < 400; i++) aff__calibration_note(&own, 1, 2, i % 4 != 0);
-    assert_true(fabs(aff__calibration_chance(&own, &all, 1, 2) - 0.73) < 0.02);
-    for (int i = 0; i < 3000; i++) aff__calibration_note(&own, 1, 2, false); /* the old fades */
-    assert_true(aff__calibration_chance(&own, &all, 1, 2) < 0.05);
+    aff_calibration all = {0}, none = {0};
+    aff_leaning own = {0}, other = {0}, nobody = {0};
+    assert_true(fabs(aff__calibration_chance(&none, &nobody, 0, 2) - 1 / (1 + exp(-2))) < 1e-12);
+    assert_true(aff__calibration_chance(&none, &nobody, 3, NAN) < 0.01);
+    assert_true(aff__calibration_chance(&none, &nobody, 3, INFINITY) > 0.99);
+    /* Of 400 tokens at place 1, confidence 2, a quarter is right: the sequence's chance, and near it that of a new one; not at place 2. */
+    for (int i = 0; i < 400; i++) aff__calibration_note(&all, &own, 1, 2, i % 4 == 0);
+    assert_true(fabs(aff__calibration_chance(&all, &own, 1, 2) - 0.25) < 0.06);
+    assert_true(aff__calibration_chance(&all, &nobody, 1, 2) < 0.6);
+    assert_true(aff__calibration_chance(&all, &nobody, 2, 2) > aff__calibration_chance(&all, &nobody, 1, 2) + 0.05);
+    /* A sequence that does better has its own shift. */
+    for (int i = 0; i < 400; i++) {
+        aff__calibration_note(&all, &own, 1, 2, i % 4 == 0);
+        aff__calibration_note(&all, &other, 1, 2, i % 8 != 0);
+    }
+    assert_true(aff__calibration_chance(&all, &other, 1, 2) > aff__calibration_chance(&all, &own, 1, 2) + 0.3);
+    for (int i = 0; i < 300; i++) aff__calibration_note(&all, &other, 1, 2, false); /* the old fades */
+    assert_true(aff__calibration_chance(&all, &other, 1, 2) < 0.1);
+    /* A confidence that says too much: half of it is meant. */
+    aff_calibration wide = {0};
+    uint64_t random = 1;
+    for (int i = 0; i < 4000; i++) {
+        const float conf = (float)(aff__splitmix64(&random) >> 40) * 0x1p-24f * 8 - 4;
+        const double u = (double)(aff__splitmix64(&random) >> 11) * 0x1p-53;
+        aff__calibration_note(&wide, &nobody, 0, conf, u < 1 / (1 + exp(-(double)conf / 2)));
+    }
+    for (int i = -4; i <= 4; i += 2) assert_true(fabs(aff__calibration_chance(&wide, &nobody, 0, (float)i) - 1 / (1 + exp(-i / 2.0))) < 0.12);
+    /* Whatever comes, chances are chances. */
+    for (int i = 0; i < 3000; i++) aff__calibration_note(&wide, &own, i % 5, i % 3 ? NAN : INFINITY, i % 2);
+    for (int i = 0; i < 5; i++) {
+        const double p = aff__calibration_chance(&wide, &own, i, 1);
+        assert_true(p >= 0 && p <= 1);
+    }
 }
 
 static void times_between_and_beyond(void **state)
@@ -92,7 +113,7 @@ static void times_between_and_beyond(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(best_of_all_shares), cmocka_unit_test(fixed_widths_fill_the_rows), cmocka_unit_test(chances_are_counted),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(best_of_all_shares), cmocka_unit_test(fixed_widths_fill_the_rows), cmocka_unit_test(chances_are_fitted),
                                        cmocka_unit_test(times_between_and_beyond)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

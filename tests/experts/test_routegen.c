@@ -11,11 +11,15 @@ static aff_error err;
 static aff_routegen *make(double skew, double locality, uint64_t seed)
 {
     aff_routegen *g;
-    if (aff__routegen_create(&g, &(aff_routegen_options){3, E, K, skew, locality, seed}, &err) != AFF_OK) fail_msg("%s", err.msg);
+    if (aff__routegen_create(&g, &(aff_routegen_options){3, E, K, skew, locality, seed}, &err) != AFF_OK)
+        fail_msg("%s", err.msg);
     return g;
 }
 
-static int by_count(const void *a, const void *b) { return *(const int *)b - *(const int *)a; }
+static int by_count(const void *a, const void *b)
+{
+    return *(const int *)b - *(const int *)a;
+}
 
 /* Counts of layer 1, largest first; returns the mean share of a token's experts that the one before had. */
 static double measure(const aff_routegen *g, int count[E])
@@ -90,8 +94,10 @@ static void test_edges(void **state)
 {
     aff_routegen *g;
     int32_t all[4];
-    static const aff_routegen_options bad[] = {{0, 4, 4, 0, 0, 0}, {1, 4, 5, 0, 0, 0}, {1, 4, 0, 0, 0, 0}, {1, 4, 4, -1, 0, 0}, {1, 4, 4, NAN, 0, 0}, {1, 4, 4, 0, 1, 0}};
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) assert_int_equal(aff__routegen_create(&g, &bad[i], &err), AFF_E_INVALID);
+    static const aff_routegen_options bad[] = {{0, 4, 4, 0, 0, 0},  {1, 4, 5, 0, 0, 0},   {1, 4, 0, 0, 0, 0},
+                                               {1, 4, 4, -1, 0, 0}, {1, 4, 4, NAN, 0, 0}, {1, 4, 4, 0, 1, 0}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_int_equal(aff__routegen_create(&g, &bad[i], &err), AFF_E_INVALID);
     assert_int_equal(aff__routegen_create(&g, &(aff_routegen_options){1, 4, 4, 10, 0.999, 3}, &err), AFF_OK);
     aff__routegen_pick(g, 0, 1 << 20, all); /* all there are, whatever the skew */
     int seen = 0;
@@ -103,6 +109,7 @@ static void test_edges(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_properties), cmocka_unit_test(test_function_of_position), cmocka_unit_test(test_edges)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_properties), cmocka_unit_test(test_function_of_position),
+                                       cmocka_unit_test(test_edges)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -28,6 +28,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             }
             if (fabs(sum / cols - 1) > 1e-5) abort();
         }
+        for (uint32_t i = 0; i < 18; i++) { /* a triangle of 10 or 3 finite floats */
+            const uint8_t *t = aff__imatrix_moments(m, i / 9, i / 3 % 3, (aff_im_part)(i % 3));
+            for (int k = 0; t && k < (i % 3 == 2 ? 3 : 10); k++) {
+                float f;
+                memcpy(&f, t + 4 * k, 4);
+                if (!isfinite(f)) abort();
+            }
+        }
         const float *p = aff__imatrix_profile(m);
         for (int i = 0; p && i < 6; i++)
             if (!(p[i] >= 0)) abort();

@@ -36,7 +36,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     char *text = malloc(size + 1);
     if (!text) return 0;
     memcpy(text, data, size);
-    const aff_status s = aff__route_parse(text, size, "trace", &(aff_route_reader){.head = head, .record = record}, &err);
+    const aff_status s =
+        aff__route_parse(text, size, "trace", &(aff_route_reader){.head = head, .record = record}, &err);
     if (s != AFF_OK && !err.msg[0]) abort();
     free(text);
     return 0;

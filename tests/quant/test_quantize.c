@@ -65,6 +65,8 @@ typedef struct tensor {
 typedef struct edit {
     const char *name;
     bool drop;
+    bool empty; /* no elements: shape [0] */
+    bool zero;  /* `name` is a prefix: all weights under it become 0 */
     const char *copy_as; /* add a second tensor of this name */
     const char *dtype;
     uint64_t rows, cols; /* new shape; the data are cut to it */
@@ -143,8 +145,10 @@ static void write_checkpoint(const char *src, const edit *e)
         memcpy(t.shape, s->shape, sizeof t.shape);
         t.data = malloc(s->size + 8);
         memcpy(t.data, s->data, s->size);
-        bool mine = e->name && strcmp(e->name, s->name) == 0;
+        bool mine = e->name && (e->zero ? strncmp(e->name, s->name, strlen(e->name)) : strcmp(e->name, s->name)) == 0;
         if (mine) apply(e, &t);
+        if (mine && e->zero && strstr(s->name, ".weight")) memset(t.data, 0, t.size);
+        if (mine && e->empty) t.ndim = 1, t.shape[0] = t.size = 0;
         if (!(mine && e->drop)) put_tensor(data, header, &t);
         if (mine && e->copy_as) {
             snprintf(t.name, sizeof t.name, "%s", e->copy_as);
@@ -185,6 +189,11 @@ static void refused(aff_quantize_options o, const char *line)
     if (aff__quantize(&o, &err) == AFF_OK) fail_msg("expected an error with '%s'", line);
     if (!strstr(err.msg, line)) fail_msg("expected '%s', got '%s'", line, err.msg);
     assert_null(strchr(err.msg, '\n'));
+    assert_int_not_equal(access(o.out, F_OK), 0);
+    if (strstr(err.msg, "--resume goes on")) { /* experts were done: they are kept, and nothing else */
+        assert_int_equal(remove(at("out/refused.aff.partial")), 0);
+        assert_int_equal(remove(at("out/refused.aff.journal")), 0);
+    }
     assert_int_equal(glob(at("out/refused*"), 0, NULL, &g), GLOB_NOMATCH); /* no file, no temporary, no lock */
 }
 
@@ -911,7 +920,7 @@ static void bad_checkpoints(void **state)
          false,
          "experts of 16 x 128: mxfp4 needs both a multiple of 32"},
         {{.config_from = "\"hidden_size\"", .config_to = "\"hidden\""}, false, "hidden_size"},
-        {{.config_from = "\"deepseek_v4\"", .config_to = "\"llama\""}, false, "expected 'deepseek_v4', got 'llama'"},
+        {{.config_from = "\"deepseek_v4\"", .config_to = "\"llama\""}, false, "'deepseek_v41', got 'llama'"},
         {{.config_from = "\"n_routed_experts\": 5", .config_to = "\"n_routed_experts\": 60000"},
          false,
          "expected 1080000 expert tensors"},
@@ -979,7 +988,12 @@ static void out_of_memory(void **state)
         aff__alloc_fail_after(0);
         if (s == AFF_OK) break;
         assert_int_equal(s, AFF_E_NOMEM);
-        assert_int_equal(glob(at("out/x*"), 0, NULL, &g), GLOB_NOMATCH);
+        assert_int_not_equal(access(at("out/x.aff"), F_OK), 0);
+        if (glob(at("out/x*"), 0, NULL, &g) == 0) { /* .partial and .journal, or neither */
+            assert_int_equal(g.gl_pathc, 2);
+            for (size_t i = 0; i < 2; i++) remove(g.gl_pathv[i]);
+            globfree(&g);
+        }
     }
     assert_int_equal(remove(at("out/x.aff")), 0);
 }
@@ -1038,20 +1052,118 @@ static void tells_what_it_does(void **state)
     assert_int_equal(h.warnings, 1);
 }
 
-/* Asked to stop among the dense tensors and among the experts, it leaves no file behind. */
+/* Asked to stop among the dense tensors, it leaves no file behind; among the experts, what --resume needs. */
 static void stops_when_asked(void **state)
 {
     (void)state;
+    aff_container *c = open_container(at("fp4.aff"));
+    const uint64_t dense = aff__container_tensors(c); /* a call each, and one before */
+    aff__container_close(c);
     for (int i = 0; i < 2; i++) {
-        heard h = {.stop_at = i ? 40 : 3};
+        heard h = {.stop_at = i ? dense + 6 : 3};
         aff_error err = {0};
-        const aff_quantize_options o = {.src = DSPARK, .out = at("stopped.aff"), .threads = 2, .mxfp4 = true, .ctx = &h, .progress = on_progress};
+        aff_quantize_options o = {
+            .src = DSPARK, .out = at("stopped.aff"), .threads = 2, .mxfp4 = true, .ctx = &h, .progress = on_progress};
         assert_int_equal(aff__quantize(&o, &err), AFF_E_CANCELLED);
         assert_true(h.last < h.total);
         char pattern[600];
         glob_t g;
         snprintf(pattern, sizeof pattern, "%s*", o.out);
-        assert_int_equal(glob(pattern, 0, NULL, &g), GLOB_NOMATCH);
+        assert_int_equal(glob(pattern, 0, NULL, &g), i ? 0 : GLOB_NOMATCH);
+        if (!i) continue;
+        assert_int_equal(g.gl_pathc, 2); /* .journal and .partial */
+        globfree(&g);
+        assert_non_null(strstr(err.msg, "--resume"));
+        h = (heard){0};
+        o.resume = true;
+        quantize(o);
+        same_file(at("fp4.aff"), o.out);
+        assert_int_equal(glob(pattern, 0, NULL, &g), 0);
+        assert_int_equal(g.gl_pathc, 1);
+        globfree(&g);
+    }
+}
+
+/* A bad scale in the last expert is found when its turn comes: the others are kept, through every --resume. */
+static void goes_on_after_an_error(void **state)
+{
+    (void)state;
+    aff_error err = {0};
+    aff_quantize_options o = {.src = at("ck"), .out = at("out/e.aff"), .codebook = at("main.aff"), .threads = 1};
+    write_checkpoint(DSPARK, &(edit){.name = "layers.2.ffn.experts.4.w2.scale", .poke_at = 4, .poke = {0xff}, .poke_n = 1});
+    assert_int_equal(aff__quantize(&o, &err), AFF_E_FORMAT);
+    assert_non_null(strstr(err.msg, "layer 2 expert 4: w2: scale byte 3"));
+    assert_non_null(strstr(err.msg, "--resume"));
+    assert_int_not_equal(access(o.out, F_OK), 0);
+    assert_int_equal(access(at("out/e.aff.partial"), F_OK), 0);
+    heard h = {0};
+    o.resume = true;
+    o.ctx = &h;
+    o.progress = on_progress;
+    assert_int_equal(aff__quantize(&o, &err), AFF_E_FORMAT);
+    assert_int_equal(access(at("out/e.aff.journal"), F_OK), 0); /* kept again */
+    o.src = DSPARK; /* another checkpoint: refused, and still kept */
+    h = (heard){0};
+    assert_int_equal(aff__quantize(&o, &err), AFF_E_FORMAT);
+    assert_non_null(strstr(err.msg, "another checkpoint"));
+    assert_int_equal(access(at("out/e.aff.partial"), F_OK), 0);
+    o.resume = false;
+    h = (heard){0};
+    quantize(o);
+    assert_int_not_equal(access(at("out/e.aff.partial"), F_OK), 0);
+    remove(at("out/e.aff"));
+}
+
+/* NaN among the dense tensors shows before the fit, in a run that would fit. */
+static void bad_values_show_first(void **state)
+{
+    (void)state;
+    heard h = {0};
+    aff_error err = {0};
+    const aff_quantize_options o = {.src = at("ck"), .out = at("out/n.aff"), .threads = 2, .ctx = &h, .say = on_line};
+    write_checkpoint(DSPARK, &(edit){.name = "layers.1.attn_norm.weight", .poke_at = 1, .poke = {0x80, 0x7f}, .poke_n = 2});
+    assert_int_equal(aff__quantize(&o, &err), AFF_E_FORMAT);
+    assert_non_null(strstr(err.msg, "layers.1.attn_norm.weight': element 0 is not finite"));
+    assert_int_equal(h.lines, 2); /* what the source is; nothing of a codebook */
+    assert_null(strstr(err.msg, "--resume"));
+}
+
+/* An expert of zeros, and tensors of no elements. */
+static void nothing_inside(void **state)
+{
+    (void)state;
+    aff_error err = {0};
+    uint8_t *rows = calloc(128, 128 * sizeof(float));
+    write_checkpoint(DSPARK, &(edit){.name = "layers.1.ffn.experts.3.", .zero = true});
+    with_moments = true;
+    write_imatrix(at("mo.gguf"), 1, "exps");
+    with_moments = false;
+    for (int i = 0; i < 4; i++) {
+        static const char *const name[] = {"zero0.aff", "zero1.aff", "zero2.aff", "zero3.aff"};
+        quantize((aff_quantize_options){.src = at("ck"),
+                                        .out = at(name[i]),
+                                        .codebook = i < 3 ? at("main.aff") : NULL,
+                                        .imatrix = i == 1 ? at("im.gguf") : i == 2 ? at("mo.gguf") : NULL,
+                                        .compat = i == 3,
+                                        .threads = 2,
+                                        .verify = true});
+        aff_container *c = open_container(at(name[i]));
+        for (int p = 0; p < 3; p++) {
+            assert_int_equal(aff__expert_matrix_decode(part_of(aff__container_layer(c, 1), p), aff__container_expert(c, 1, 3),
+                                                       aff__container_find(c, "__codebook")->blob, (float *)(void *)rows),
+                             AFF_OK);
+            for (int k = 0; k < 128 * 128; k++) assert_true(((float *)(void *)rows)[k] == 0);
+        }
+        aff__container_close(c);
+    }
+    free(rows);
+    static const char *const empty[] = {"norm.weight", "layers.0.attn.wkv.weight", "layers.1.ffn.experts.3.w1.scale"};
+    for (int i = 0; i < 3; i++) {
+        write_checkpoint(DSPARK, &(edit){.name = empty[i], .empty = true});
+        const aff_quantize_options o = {.src = at("ck"), .out = at("out/z.aff"), .mxfp4 = true};
+        assert_int_equal(aff__quantize(&o, &err), AFF_E_FORMAT);
+        assert_non_null(strstr(err.msg, empty[i]));
+        assert_non_null(strstr(err.msg, "got [0]"));
     }
 }
 
@@ -1082,6 +1194,9 @@ int main(void)
         cmocka_unit_test(bad_checkpoints), cmocka_unit_test(bad_options_and_files),
         cmocka_unit_test(out_of_memory),   cmocka_unit_test(tells_what_it_does),
         cmocka_unit_test(stops_when_asked),
+        cmocka_unit_test(goes_on_after_an_error),
+        cmocka_unit_test(bad_values_show_first),
+        cmocka_unit_test(nothing_inside),
         cmocka_unit_test(progress_lines),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

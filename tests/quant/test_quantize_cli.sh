@@ -43,6 +43,10 @@ left=$(ls "$tmp" | tr '\n' ' ')
 info=$1/aff-info
 "$info" --against "$src" --hashes "$tmp/a.aff" >"$tmp/info" 2>&1 || fail "aff-info --against: $(tail -2 "$tmp/info")"
 [ "$(grep -cE '^[0-9]+ [0-9]+ [0-9a-f]{16}$' "$tmp/info")" = 15 ] || fail "aff-info --hashes: expected 15 lines"
+"$info" --bench 3 --topk 2 "$tmp/a.aff" >"$tmp/info" 2>&1 || fail "aff-info --bench: $(tail -2 "$tmp/info")"
+grep -qE '^bench +3 tokens of 2 experts a layer: .* GB/s, .* ms a token' "$tmp/info" || fail "aff-info --bench: $(tail -3 "$tmp/info")"
+"$info" --bench 3 --json "$tmp/a.aff" >/dev/null 2>&1
+[ $? = 2 ] || fail "aff-info --bench --json: expected exit code 2"
 expect 0 'MiB in' --src "$src" --out "$tmp/d.aff" --experts mxfp4 --dspark
 "$info" --draft "$tmp/d.aff" "$tmp/a.aff" >/dev/null 2>&1 || fail "aff-info --draft refuses the companion"
 "$info" --against "$src" "$tmp/d.aff" >/dev/null 2>&1 || fail "aff-info --against refuses a companion"
@@ -90,6 +94,61 @@ for i in $(seq 20); do
     rm -f "$tmp/k.aff"
 done
 [ -e "$tmp/k.aff.partial" ] || [ -e "$tmp/k.aff.journal" ] && fail "a finished run left its partial file"
+
+# Two runs at once: one makes the file, the other is told.
+"$bin" --src "$src" --out "$tmp/two.aff" --codebook-raw "$cb" --threads 1 >"$tmp/log1" 2>&1 &
+pid=$!
+"$bin" --src "$src" --out "$tmp/two.aff" --codebook-raw "$cb" --threads 1 >"$tmp/log2" 2>&1
+second=$?
+wait $pid
+first=$?
+case $first$second in
+00) ;; # one after the other
+01 | 10) cat "$tmp/log1" "$tmp/log2" | grep -q 'another program is writing' || fail "two runs: the one refused does not say why" ;;
+*) fail "two runs on one output end with $first and $second" ;;
+esac
+cmp "$tmp/two.aff" "$tmp/one.aff" || fail "two runs on one output give another file"
+ls "$tmp"/two.aff.* >/dev/null 2>&1 && fail "two runs on one output leave something behind"
+
+# No index and no single file; an index whose shard is gone; a name twice in one shard.
+mkdir "$tmp/ck"
+cp "$src/config.json" "$tmp/ck/"
+expect 1 'model.safetensors' --src "$tmp/ck" --out "$tmp/x.aff"
+cp "$src"/*.index.json "$tmp/ck/"
+expect 1 'model-00001-of-' --src "$tmp/ck" --out "$tmp/x.aff"
+rm "$tmp/ck"/*.index.json
+header='{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"bee.weight":{"dtype":"U8","shape":[1],"data_offsets":[1,2]},"bee.weight":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}'
+printf "\\x$(printf %02x ${#header})\\0\\0\\0\\0\\0\\0\\0%s..." "$header" >"$tmp/ck/model.safetensors"
+expect 1 'bee.weight' --src "$tmp/ck" --out "$tmp/x.aff"
+expect 1 'duplicate' --src "$tmp/ck" --out "$tmp/x.aff"
+
+# Where nothing can be written, a limit on file sizes, a full disk.
+expect 1 'cannot create' --src "$src" --out /proc/x.aff --experts mxfp4
+(
+    ulimit -f 1000
+    expect 1 'cannot make it .* bytes long' --src "$src" --out "$tmp/x.aff" --experts mxfp4
+    exit $fails
+) || fails=$((fails + 1))
+ls "$tmp"/x.aff* >/dev/null 2>&1 && fail "refused runs left something behind"
+if unshare -rm true 2>/dev/null; then
+    export -f expect fail
+    export bin src tmp cb
+    unshare -rm bash -c '
+        fails=0
+        mkdir "$tmp/m"
+        mount -t tmpfs -o size=4m tmpfs "$tmp/m"
+        expect 1 "No space left on device" --src "$src" --out "$tmp/m/x.aff" --codebook-raw "$cb"
+        [ -z "$(ls "$tmp/m")" ] || fail "a full disk: left behind: $(ls "$tmp/m")"
+        mount -o remount,size=100m,ro "$tmp/m"
+        expect 1 "Read-only file system" --src "$src" --out "$tmp/m/x.aff" --codebook-raw "$cb"
+        mount -o remount,rw "$tmp/m"
+        expect 0 "MiB in" --src "$src" --out "$tmp/m/x.aff" --codebook-raw "$cb"
+        cmp "$tmp/m/x.aff" "$tmp/one.aff" || fail "another file system, another file"
+        umount "$tmp/m"
+        exit $fails' || fails=$((fails + 1))
+else
+    echo "no user namespaces here: full and read-only file systems are left out"
+fi
 
 [ $fails = 0 ] && echo "ok"
 exit $((fails > 0))

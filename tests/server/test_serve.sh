@@ -5,6 +5,8 @@ model=$src/models/tiny-v4
 refused 2 "--serve: expected a model" --serve
 refused 2 "--chat-format: expected auto, v4, 0731 or v4.1, got 'v5'" --serve -m "$model" --chat-format v5
 refused 2 "expected --prefix-cache-dir with them" --serve -m "$model" --persistent-prefix-cache
+refused 2 "--ui dash: expected a terminal as standard input and output, got none" --serve -m "$model" --ui dash
+refused 2 "--ui: expected auto, dash or plain, got 'x'" --serve -m "$model" --ui x
 refused 2 "--port" --serve -m "$model" --port 70000
 refused 1 "--host: expected an IPv4 or IPv6 address or unix:PATH, got 'nowhere'" --serve -m "$model" --host nowhere
 : >"$tmp/empty"

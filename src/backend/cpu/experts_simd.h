@@ -1,8 +1,11 @@
-/* experts_simd.h - the integer products of routed experts, included once per instruction set.
+/* experts_simd.h - the integer products of MXFP4 experts, and what the formats share; included once per instruction
+ * set.
  *
  * Eight weight rows at a time are decoded for one quantiser group (128 columns) into a buffer in L1, then multiplied
  * with every activation row. Integer sums are exact, so their order is free; rows are the lanes of the float chain that
  * follows. */
+#ifndef AFF_BACKEND_CPU_EXPERTS_SIMD_H
+#define AFF_BACKEND_CPU_EXPERTS_SIMD_H
 #include "backend/cpu/simd16.h"
 
 enum { EX_ROWS = 8, EX_GROUP = AFF__QUANT_GROUP };
@@ -24,20 +27,6 @@ AFF__INLINE __m256i ex_sums(const __m256i s[EX_ROWS])
     return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
 }
 
-/* One group of eight format-34 rows: weights before 2^e and sign, and that factor once per pair of columns. */
-typedef struct ex_q2 {
-    _Alignas(64) int16_t w[EX_ROWS][EX_GROUP];
-    _Alignas(64) int32_t factor[EX_ROWS][EX_GROUP / 2];
-} ex_q2;
-
-/* Factor of field bits 0-3 (e, sign), and the byte shuffle of field bit 4 (rotation of each quad by two). */
-static const int32_t ex_factor[16] = {1, 2, 4, 8, 16, 32, 64, 128, -1, -2, -4, -8, -16, -32, -64, -128};
-#if !defined(__AVX512F__)
-static const uint8_t ex_rotation[2][32] = {
-    {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
-    {4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11}};
-#endif
-
 /* Five bytes of block b of a row's 20, without reading past them. */
 AFF__INLINE uint64_t ex_codes(const uint8_t *codes, int b)
 {
@@ -54,89 +43,6 @@ AFF__INLINE __m128i ex_quad(const int16_t (*variant)[4], uint64_t code)
     return _mm_loadl_epi64((const __m128i *)(const void *)variant[code & 1023]);
 }
 
-/* 64 columns of one row: 20 bytes of codes, 3 of fields. Table entries come by plain loads: gathers, and indices that
- * go from vector registers through memory, both measured half as fast on Zen 5. */
-#if defined(__AVX512F__)
-/* Two blocks: eight quads, the first from table half t0 by the codes c0, the others merged in by masked loads. Written
- * out, because compilers otherwise leave a loop with masks made on the way. */
-AFF__INLINE __m512i ex_eight_quads(const int16_t (*t0)[4], uint64_t c0, const int16_t (*t1)[4], uint64_t c1)
-{
-    __m512i v = _mm512_castsi128_si512(ex_quad(t0, c0));
-    v = _mm512_mask_broadcastq_epi64(v, 2, ex_quad(t0, c0 >> 10));
-    v = _mm512_mask_broadcastq_epi64(v, 4, ex_quad(t0, c0 >> 20));
-    v = _mm512_mask_broadcastq_epi64(v, 8, ex_quad(t0, c0 >> 30));
-    v = _mm512_mask_broadcastq_epi64(v, 16, ex_quad(t1, c1));
-    v = _mm512_mask_broadcastq_epi64(v, 32, ex_quad(t1, c1 >> 10));
-    v = _mm512_mask_broadcastq_epi64(v, 64, ex_quad(t1, c1 >> 20));
-    return _mm512_mask_broadcastq_epi64(v, 128, ex_quad(t1, c1 >> 30));
-}
-
-/* Rotation and factor of two blocks, whose fields are at bits `by` of the lanes. */
-AFF__INLINE void ex_finish(__m512i v, __m512i field, __m512i by, int16_t *w, int32_t *factor)
-{
-    field = _mm512_srlv_epi32(field, by);
-    __mmask16 rotated = _mm512_test_epi32_mask(field, _mm512_set1_epi32(16));
-    _mm512_store_si512(w, _mm512_mask_shuffle_epi32(v, rotated, v, _MM_PERM_CDAB));
-    _mm512_store_si512(factor, _mm512_permutexvar_epi32(field, _mm512_loadu_si512(ex_factor)));
-}
-
-AFF__INLINE void ex_decode64(const uint8_t *codes, const uint8_t *fields, const int16_t (*table)[1024][4], int16_t *w,
-                             int32_t *factor)
-{
-    const __m512i low = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 6, 6, 6, 6, 6, 6, 6, 6);
-    uint32_t f = ex_fields(fields);
-    __m512i field = _mm512_set1_epi32((int)f);
-    __m512i a = ex_eight_quads(table[f >> 5 & 1], ex_codes(codes, 0), table[f >> 11 & 1], ex_codes(codes, 1));
-    __m512i b = ex_eight_quads(table[f >> 17 & 1], ex_codes(codes, 2), table[f >> 23], ex_codes(codes, 3));
-    ex_finish(a, field, low, w, factor);
-    ex_finish(b, field, _mm512_add_epi32(low, _mm512_set1_epi32(12)), w + 32, factor + 16);
-}
-#else
-AFF__INLINE void ex_decode64(const uint8_t *codes, const uint8_t *fields, const int16_t (*table)[1024][4], int16_t *w,
-                             int32_t *factor)
-{
-    uint32_t field = ex_fields(fields);
-    for (int b = 0; b < 4; b++, field >>= 6) {
-        const int16_t(*t)[4] = table[field >> 5 & 1];
-        uint64_t bits = ex_codes(codes, b);
-        __m256i v = _mm256_set_m128i(_mm_unpacklo_epi64(ex_quad(t, bits >> 20), ex_quad(t, bits >> 30)),
-                                     _mm_unpacklo_epi64(ex_quad(t, bits), ex_quad(t, bits >> 10)));
-        v = _mm256_shuffle_epi8(v, ex_load(ex_rotation[field >> 4 & 1]));
-        _mm256_store_si256((__m256i *)(void *)(w + 16 * b), v);
-        _mm256_store_si256((__m256i *)(void *)(factor + 8 * b), _mm256_set1_epi32(ex_factor[field & 15]));
-    }
-}
-#endif
-
-/* Lane i: row i of g times q[0..cols), cols 64 or 128. */
-AFF__INLINE __m256i ex_q2_product(const ex_q2 *g, const int8_t *q, int cols)
-{
-    __m256i half[EX_ROWS];
-#if defined(__AVX512F__)
-    __m512i sum[EX_ROWS];
-    for (int r = 0; r < EX_ROWS; r++) sum[r] = _mm512_setzero_si512();
-    for (int k = 0; k < cols; k += 32) {
-        __m512i x = _mm512_cvtepi8_epi16(ex_load(q + k));
-        for (int r = 0; r < EX_ROWS; r++) {
-            __m512i p = _mm512_madd_epi16(_mm512_load_si512(g->w[r] + k), x);
-            sum[r] = _mm512_add_epi32(sum[r], _mm512_mullo_epi32(p, _mm512_load_si512(g->factor[r] + k / 2)));
-        }
-    }
-    for (int r = 0; r < EX_ROWS; r++)
-        half[r] = _mm256_add_epi32(_mm512_castsi512_si256(sum[r]), _mm512_extracti64x4_epi64(sum[r], 1));
-#else
-    for (int r = 0; r < EX_ROWS; r++) half[r] = _mm256_setzero_si256();
-    for (int k = 0; k < cols; k += 16) {
-        __m256i x = _mm256_cvtepi8_epi16(ex_load_half(q + k));
-        for (int r = 0; r < EX_ROWS; r++) {
-            __m256i p = _mm256_madd_epi16(ex_load(g->w[r] + k), x);
-            half[r] = _mm256_add_epi32(half[r], _mm256_mullo_epi32(p, ex_load(g->factor[r] + k / 2)));
-        }
-    }
-#endif
-    return ex_sums(half);
-}
-
 /* Asks for eight rows from `at` on of a group of 64 columns and of the next group. */
 AFF__INLINE void ex_prefetch(const aff_expert_mat *m, int64_t at, int rows)
 {
@@ -149,56 +55,15 @@ AFF__INLINE void ex_prefetch(const aff_expert_mat *m, int64_t at, int rows)
     }
 }
 
-/* At most EX_BLOCK rows: columns outside, so that codes and fields are read as they lie; the chains of all rows wait in
- * acc. */
+/* Eight finished rows from r on. */
+AFF__INLINE void ex_finish_rows(const aff_expert_mat *m, int r, __m256 acc, float *y)
+{
+    float scale[EX_ROWS];
+    for (int i = 0; i < EX_ROWS; i++) scale[i] = aff__row_scale(m, r + i);
+    _mm256_storeu_ps(y, _mm256_mul_ps(_mm256_mul_ps(acc, _mm256_set1_ps(0x1p-9f)), _mm256_loadu_ps(scale)));
+}
+
 enum { EX_BLOCK = 128 };
-
-AFF__INLINE void ex_q2_block(const aff_expert_mat *m, const int16_t (*table)[1024][4], int rows, int cols, int r0,
-                             int octets, const int8_t *const *xq, const float *const *xs, int n, float *const *y,
-                             int at)
-{
-    ex_q2 g;
-    __m256 acc[EX_BLOCK / EX_ROWS][AFF__ROWS_MAX];
-    for (int o = 0; o < octets; o++)
-        for (int t = 0; t < n; t++) acc[o][t] = _mm256_setzero_ps();
-    for (int k0 = 0; k0 < cols; k0 += EX_GROUP) {
-        int width = aff__min_int(EX_GROUP, cols - k0);
-        for (int o = 0; o < octets; o++) {
-            for (int k = 0; k < width; k += 64)
-                for (int i = 0; i < EX_ROWS; i++) {
-                    int64_t p = (int64_t)((k0 + k) / 64) * rows + r0 + o * EX_ROWS + i;
-                    ex_decode64(m->codes + p * 20, m->fields + p * 3, table, g.w[i] + k, g.factor[i] + k / 2);
-                }
-            if (k0 + 2 * EX_GROUP <= cols) ex_prefetch(m, (int64_t)(k0 / 64 + 2) * rows + r0 + o * EX_ROWS, rows);
-            for (int t = 0; t < n; t++) {
-                __m256 sum = _mm256_cvtepi32_ps(ex_q2_product(&g, xq[t] + k0, width));
-                acc[o][t] = _mm256_fmadd_ps(sum, _mm256_set1_ps(xs[t][k0 / EX_GROUP]), acc[o][t]);
-            }
-        }
-    }
-    for (int o = 0; o < octets; o++) {
-        float scale[EX_ROWS];
-        for (int i = 0; i < EX_ROWS; i++) scale[i] = aff__row_scale(m, r0 + o * EX_ROWS + i);
-        for (int t = 0; t < n; t++)
-            _mm256_storeu_ps(y[t] + at + o * EX_ROWS,
-                             _mm256_mul_ps(_mm256_mul_ps(acc[o][t], _mm256_set1_ps(0x1p-9f)), _mm256_loadu_ps(scale)));
-    }
-}
-
-static void q2p875_simd(const aff_expert_mat *m, const int16_t (*table)[1024][4], int rows, int cols, int r0, int r1,
-                        const int8_t *const *xq, const float *const *xs, int n, float *const *y)
-{
-    int r = r0;
-    while (r1 - r >= EX_ROWS) {
-        int octets = aff__min_int(EX_BLOCK, r1 - r) / EX_ROWS;
-        ex_q2_block(m, table, rows, cols, r, octets, xq, xs, n, y, r - r0);
-        r += octets * EX_ROWS;
-    }
-    if (r == r1) return;
-    float *rest[AFF__ROWS_MAX];
-    for (int t = 0; t < n; t++) rest[t] = y[t] + (r - r0);
-    aff__q2p875_scalar(m, table, rows, cols, r, r1, xq, xs, n, rest);
-}
 
 /* Up to four blocks of eight MXFP4 rows: doubled weights and halved scales. */
 typedef struct ex_mx {
@@ -264,3 +129,4 @@ static void mxfp4_simd(const aff_expert_mat *m, int rows, int cols, int r0, int 
     for (int t = 0; t < n; t++) rest[t] = y[t] + (r - r0);
     if (r < r1) aff__mxfp4_scalar(m, rows, cols, r, r1, xq, xs, n, rest);
 }
+#endif

@@ -1,8 +1,8 @@
 /* index_simd.h - index scores over simd16.h, included once per instruction set.
  *
  * Coded keys: the keys are the lanes. A few keys' rows are turned so that a vector holds four neighbouring columns of
- * each, as bytes 2 * E2M1 + 12 >= 0; then every head multiplies them with a broadcast of its four columns, and a block's
- * integers are in place for the float chain without a sum across lanes. */
+ * each, as bytes 2 * E2M1 + 12 >= 0; then every head multiplies them with a broadcast of its four columns, and a
+ * block's integers are in place for the float chain without a sum across lanes. */
 #include "backend/cpu/simd16.h"
 
 enum { IX_HEADS = 4, IX_AHEAD = 2176, IX_BLOCKS = AFF__HADAMARD_MAX / AFF__A4_GROUP };
@@ -138,9 +138,10 @@ AFF__INLINE __m256 ix_scale(__m256i byte)
 {
     byte = _mm256_and_si256(byte, _mm256_set1_epi32(255));
     __m256i s = _mm256_slli_epi32(byte, 23);
-    s = _mm256_or_si256(s, _mm256_and_si256(_mm256_cmpeq_epi32(byte, _mm256_setzero_si256()), _mm256_set1_epi32(0x00400000)));
-    return _mm256_castsi256_ps(
-        _mm256_or_si256(s, _mm256_and_si256(_mm256_cmpeq_epi32(byte, _mm256_set1_epi32(255)), _mm256_set1_epi32(0x7fc00000))));
+    s = _mm256_or_si256(
+        s, _mm256_and_si256(_mm256_cmpeq_epi32(byte, _mm256_setzero_si256()), _mm256_set1_epi32(0x00400000)));
+    return _mm256_castsi256_ps(_mm256_or_si256(
+        s, _mm256_and_si256(_mm256_cmpeq_epi32(byte, _mm256_set1_epi32(255)), _mm256_set1_epi32(0x7fc00000))));
 }
 
 /* The sums of a block's 16 pairs stay below 8 * 2 * 24 * 12 in 16 bits. */
@@ -250,7 +251,8 @@ AFF__INLINE void ix_rows(const aff_index_query *q, const uint8_t *const *row, in
         ix_store(score + g * IX_KEYS, s[g], aff__min_int(IX_KEYS, live - g * IX_KEYS));
 }
 
-/* Keys are asked for IX_AHEAD bytes early: their rows straddle cache lines, and without that half the time goes in waiting. */
+/* Keys are asked for IX_AHEAD bytes early: their rows straddle cache lines, and without that half the time goes in
+ * waiting. */
 AFF__INLINE void ix_all(const aff_index_query *q, const uint8_t *ik, int n, int blocks, float *score)
 {
     const uint8_t *row[IX_ROWS];

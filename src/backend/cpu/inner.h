@@ -16,6 +16,7 @@ static const uint8_t aff__key_bytes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 1
 typedef struct aff__ahead {
     const uint8_t *row[AFF__KEY_CUT];
     int n, bytes;
+    int at, step; /* for who asks: how many were, how many more at a time */
 } aff__ahead;
 
 typedef struct aff__cpu_inner {
@@ -35,7 +36,7 @@ typedef struct aff__cpu_inner {
     /* One cut of n <= AFF__KEY_CUT keys for every head, merged into (M, Z, V) or (alone) written there: M[heads], Z[heads],
      * V[heads][D]. next: NULL, or what the next cut will read. */
     void (*attend)(const float *q, int heads, int D, const float *const *key, int n, float scale, bool alone,
-                   const aff__ahead *next, float *M, float *Z, float *V);
+                   aff__ahead *next, float *M, float *Z, float *V);
     /* V[d] = fmaf(V[d], a, v[d] * b) */
     void (*merge)(int D, float a, float b, const float *v, float *V);
     /* Keys are rows in format q->f: coded ones, and float32. */

@@ -4,7 +4,7 @@
 #include "backend/cpu/rows_simd.h"
 #include "backend/cpu/attend_simd.h"
 #include "backend/cpu/index_simd.h"
-#include "backend/cpu/experts_simd.h"
+#include "backend/cpu/experts_wide.h"
 #include "backend/cpu/matmul_simd.h"
 #include "backend/cpu/vec_simd.h"
 

@@ -17,7 +17,7 @@ void aff__axpy_scalar(float *y, float a, const float *x, int n);
 void aff__scale_scalar(float *y, float a, int n);
 void aff__round_bf16_scalar(const float *x, float *y, int n);
 void aff__attend_scalar(const float *q, int heads, int D, const float *const *key, int n, float scale, bool alone,
-                        const aff__ahead *next, float *M, float *Z, float *V);
+                        aff__ahead *next, float *M, float *Z, float *V);
 void aff__merge_scalar(int D, float a, float b, const float *v, float *V);
 void aff__index_codes_scalar(const aff_index_query *q, const uint8_t *ik, int n, float *score);
 void aff__index_floats_scalar(const aff_index_query *q, const uint8_t *ik, int n, float *score);

@@ -23,15 +23,24 @@ typedef struct job {
     int block, blocks; /* rows of a task, tasks per group */
     int groups;
     bool round;  /* x is to be rounded on the way */
-    float *copy; /* where round_task puts its rows [T][groups * cols] */
+    float *copy; /* where round_task puts its rows [T][groups * cols], */
+    int64_t ldc; /* which are ldc apart */
 } job;
+
+/* Rows a whole number of pages apart would share a few sets of the first cache. This far apart, 128 columns of 32 rows
+ * fill it evenly. */
+static int64_t apart(int width)
+{
+    enum { PAGE = 1024, CUT = 128 };
+    return ((int64_t)width + PAGE - 1 - CUT) / PAGE * PAGE + CUT;
+}
 
 static void round_task(void *ctx, int64_t t, int thread)
 {
     (void)thread;
     const job *j = ctx;
     int width = j->groups * j->w->cols;
-    j->in->round_bf16(j->x + t * j->ldx, j->copy + t * width, width);
+    j->in->round_bf16(j->x + t * j->ldx, j->copy + t * j->ldc, width);
 }
 
 static void run_task(void *ctx, int64_t task, int thread)
@@ -55,10 +64,21 @@ static void run_task(void *ctx, int64_t task, int thread)
         j->in->matmul(j->w, r0, r1, x, n, y);
 }
 
+/* Rows of a task: with many activation rows up to MANY, which share the way that those take through the caches, while every thread keeps
+ * a few tasks. */
+static int task_rows(const job *j, int threads)
+{
+    enum { MANY = 64, LEAST = 8 };
+    int block = TASK_WEIGHTS / (j->w->cols > 0 ? j->w->cols : 1) / 8 * 8;
+    block = block < 8 ? 8 : aff__min_int(block, 256);
+    const int64_t rows_in_all = (int64_t)j->group_rows * j->groups * aff__ceil_div(j->T, AFF__ROWS_MAX);
+    while (j->T >= LEAST && block < MANY && rows_in_all / (2 * block) >= 4 * threads) block *= 2;
+    return block;
+}
+
 static void run_job(aff_pool *pool, job *j)
 {
-    int block = TASK_WEIGHTS / (j->w->cols > 0 ? j->w->cols : 1) / 8 * 8;
-    j->block = block < 8 ? 8 : aff__min_int(block, 256);
+    j->block = task_rows(j, aff__pool_threads(pool));
     j->blocks = aff__ceil_div(j->group_rows, j->block);
     if ((int64_t)j->w->rows * j->w->cols * j->T < ALONE) pool = NULL;
     aff__pool_run(pool, run_task, j, (int64_t)j->blocks * j->groups * aff__ceil_div(j->T, AFF__ROWS_MAX));
@@ -84,9 +104,10 @@ void aff__cpu_matmul_grouped(aff_pool *pool, const aff_weight *w, aff_numerics n
     /* One rounded copy for the whole call; without memory for it the scalar form rounds as it goes, to the same bits.
      */
     int width = groups * w->cols;
-    if (aff__realloc(&j.copy, (uint64_t)T * (uint64_t)width, sizeof *j.copy, "rounded activations", NULL) == AFF_OK) {
+    j.ldc = apart(width);
+    if (aff__realloc(&j.copy, (uint64_t)T * (uint64_t)j.ldc, sizeof *j.copy, "rounded activations", NULL) == AFF_OK) {
         aff__pool_run((int64_t)T * width < ALONE ? NULL : pool, round_task, &j, T);
-        j.x = j.copy, j.ldx = width;
+        j.x = j.copy, j.ldx = j.ldc;
     } else
         j.round = true;
     run_job(pool, &j);

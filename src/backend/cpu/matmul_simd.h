@@ -1,17 +1,24 @@
 /* matmul_simd.h - dense products over simd16.h, included once per instruction set.
  *
  * Up to MM_FUSED activation rows: weights are decoded in registers and used at once (decoding a weight row again costs
- * less than a round trip through memory). More rows: MM_ROWS weight rows are decoded one cut at a time into a buffer in
- * L1 and multiplied with all activation rows, four by four, while the lanes of every (weight row, activation row) pair
- * wait in memory. */
+ * less than a round trip through memory). More rows: weight rows are decoded a panel of columns at a time into a buffer
+ * in L1 and multiplied with all activation rows, tile by tile, while the lanes of every (weight row, activation row)
+ * pair wait in memory. */
 #include "backend/cpu/simd16.h"
 
 #if defined(__AVX512F__)
 enum { MM_ROWS = 4, MM_COLS = 4 }; /* register tile: weight rows by activation rows */
+enum {
+    MM_TILE = 3,
+    MM_WIDE = 6
+}; /* the second with many activation rows: sums and partial sums in registers, sums alone */
 #else
-enum { MM_ROWS = 2, MM_COLS = 2 };
+enum { MM_ROWS = 2, MM_COLS = 2, MM_TILE = 2, MM_WIDE = 4 };
 #endif
 enum { MM_FUSED = MM_COLS, MM_CUT = 128 };
+/* Columns decoded at a time (of 32 activation rows, that fills two thirds of the first cache), their distance in the buffer (rows a
+ * multiple of 1 KiB apart would share a few sets of the cache), register tiles of rows, rows of a block. */
+enum { MM_PANEL = 512, MM_PANEL_LD = MM_PANEL + 16, MM_SETS = 2, MM_BLOCK = 64 };
 
 /* What a weight row looks like to the inner loops. */
 typedef struct mm_row {
@@ -145,56 +152,118 @@ AFF__INLINE void mm_tile(const aff_weight *w, aff_dtype d, const e4m3_decoder *d
         for (int t = 0; t < N; t++) y[t][at + r] = v16_fold(acc[r][t]);
 }
 
-/* One cut of MM_ROWS decoded rows (columns k..k+n) against activation rows t0..t0+N, added to their lanes. */
-AFF__INLINE void mm_cut_tile(aff_dtype d, int N, const mm_row *buf, const float *scale, const float *const *x, int t0,
-                             int k, int n, v16 lanes[][AFF__ROWS_MAX])
+/* part[r][t] continues its chains over columns k0..k1 of decoded rows: one vector of each at a time, since sums take
+ * the registers. */
+AFF__INLINE void mm_panel_chain(int N, const float *const *row, const float *const *x, int k0, int k1,
+                                v16 part[][MM_WIDE])
 {
-    v16 part[MM_ROWS][MM_COLS];
-    const float *xk[MM_COLS];
-    for (int t = 0; t < N; t++) {
-        xk[t] = x[t0 + t] + k;
-        for (int r = 0; r < MM_ROWS; r++) part[r][t] = mm_scaled(d) ? v16_zero() : lanes[r][t0 + t];
+    v16 a[MM_ROWS];
+    int k = k0;
+    for (; k + 16 <= k1; k += 16) {
+        for (int r = 0; r < MM_ROWS; r++) {
+            a[r] = v16_load(row[r] + k);
+            v16_hold(&a[r]);
+        }
+        for (int t = 0; t < N; t++) {
+            const v16 xt = v16_load(x[t] + k);
+            for (int r = 0; r < MM_ROWS; r++) part[r][t] = v16_fma(a[r], xt, part[r][t]);
+        }
     }
-    mm_chain(AFF_F32, NULL, MM_ROWS, N, buf, xk, 0, n, 0, part);
-    for (int r = 0; r < MM_ROWS; r++)
-        for (int t = 0; t < N; t++)
-            lanes[r][t0 + t] = mm_scaled(d) ? v16_fma(part[r][t], v16_set1(scale[r]), lanes[r][t0 + t]) : part[r][t];
+    if (k == k1) return;
+    for (int t = 0; t < N; t++) {
+        const v16 xt = v16_load_part(x[t] + k, k1 - k);
+        for (int r = 0; r < MM_ROWS; r++)
+            part[r][t] = v16_fma_part(v16_load_part(row[r] + k, k1 - k), xt, part[r][t], k1 - k);
+    }
 }
 
-AFF__INLINE void mm_many(const aff_weight *w, aff_dtype d, const e4m3_decoder *dec, int r0, const float *const *x,
-                         int n, float *const *y, int at)
+/* MM_ROWS decoded rows of a panel (columns k..k+n) against activation rows t0..t0+N, added to their lanes. scale[c][r]:
+ * of the panel's cuts. */
+AFF__INLINE void mm_panel_tile(aff_dtype d, int N, const float *const *buf, const float (*scale)[MM_ROWS],
+                               const float *const *x, int t0, int k, int n, v16 lanes[][AFF__ROWS_MAX])
 {
-    v16 lanes[MM_ROWS][AFF__ROWS_MAX];
-    _Alignas(64) float buf[MM_ROWS][MM_CUT];
-    mm_row from[MM_ROWS], decoded[MM_ROWS];
-    float scale[MM_ROWS] = {0};
-    int64_t ahead = mm_ahead(w, d, MM_ROWS, r0);
-    for (int r = 0; r < MM_ROWS; r++) {
-        from[r] = mm_row_at(w, d, r0 + r);
-        for (int t = 0; t < n; t++) lanes[r][t] = v16_zero();
+    v16 acc[MM_ROWS][MM_WIDE], part[MM_ROWS][MM_WIDE];
+    const float *xk[MM_WIDE];
+    for (int t = 0; t < N; t++) {
+        xk[t] = x[t0 + t] + k;
+        for (int r = 0; r < MM_ROWS; r++) acc[r][t] = lanes[r][t0 + t];
     }
-    for (int k0 = 0; k0 < w->cols; k0 += mm_cut(d)) {
-        int k1 = aff__min_int(w->cols, k0 + mm_cut(d));
-        for (int r = 0; r < MM_ROWS; r++) {
-            decoded[r].data = d == AFF_F32 ? from[r].data + (int64_t)k0 * 4 : (const uint8_t *)buf[r];
-            if (mm_scaled(d)) scale[r] = aff__e8m0_to_f32(from[r].scale[k0 / mm_cut(d)]);
-            for (int k = k0; k < k1; k += 32) {
-                v16 a, b;
-                if (ahead) mm_prefetch(d, from[r].data + (int64_t)k * mm_size(d) + ahead);
-                if (d == AFF_F32) continue;
-                if (k + 32 <= k1)
-                    mm_load32(d, dec, from[r].data, k, &a, &b);
-                else
-                    mm_load_tail(d, dec, from[r].data, k, k1 - k, &a, &b);
-                v16_store(buf[r] + (k - k0), a), v16_store(buf[r] + (k - k0) + 16, b);
-            }
+    if (!mm_scaled(d))
+        mm_panel_chain(N, buf, xk, 0, n, acc);
+    else
+        for (int c = 0; c < n; c += mm_cut(d)) {
+            for (int r = 0; r < MM_ROWS; r++)
+                for (int t = 0; t < N; t++) part[r][t] = v16_zero();
+            mm_panel_chain(N, buf, xk, c, aff__min_int(n, c + mm_cut(d)), part);
+            for (int r = 0; r < MM_ROWS; r++)
+                for (int t = 0; t < N; t++)
+                    acc[r][t] = v16_fma(part[r][t], v16_set1(scale[c / mm_cut(d)][r]), acc[r][t]);
         }
-        int t = 0;
-        for (; t + MM_COLS <= n; t += MM_COLS) mm_cut_tile(d, MM_COLS, decoded, scale, x, t, k0, k1 - k0, lanes);
-        for (; t < n; t++) mm_cut_tile(d, 1, decoded, scale, x, t, k0, k1 - k0, lanes);
+    for (int t = 0; t < N; t++)
+        for (int r = 0; r < MM_ROWS; r++) lanes[r][t0 + t] = acc[r][t];
+}
+
+/* Columns k0..k1 of MM_ROWS rows as float32 to buf, and the scales of their cuts. */
+AFF__INLINE void mm_decode_panel(aff_dtype d, const e4m3_decoder *dec, const mm_row *from, int k0, int k1,
+                                 int64_t ahead, float (*buf)[MM_PANEL_LD], float (*scale)[MM_ROWS])
+{
+    for (int r = 0; r < MM_ROWS; r++) {
+        for (int c = 0; mm_scaled(d) && k0 + c * mm_cut(d) < k1; c++)
+            scale[c][r] = aff__e8m0_to_f32(from[r].scale[k0 / mm_cut(d) + c]);
+        for (int k = k0; k < k1; k += 32) {
+            v16 a, b;
+            if (ahead) mm_prefetch(d, from[r].data + (int64_t)k * mm_size(d) + ahead);
+            if (d == AFF_F32) continue;
+            if (k + 32 <= k1)
+                mm_load32(d, dec, from[r].data, k, &a, &b);
+            else
+                mm_load_tail(d, dec, from[r].data, k, k1 - k, &a, &b);
+            v16_store(buf[r] + (k - k0), a), v16_store(buf[r] + (k - k0) + 16, b);
+        }
     }
-    for (int r = 0; r < MM_ROWS; r++)
-        for (int t = 0; t < n; t++) y[t][at + r] = v16_fold(lanes[r][t]);
+}
+
+/* sets * MM_ROWS rows (of the block's, from row `first` on) times a panel's columns k0..k1 of all activation rows. */
+AFF__INLINE void mm_panel(const aff_weight *w, aff_dtype d, const e4m3_decoder *dec, int sets, int row, const float *const *x, int n, int k0,
+                          int k1, v16 (*lanes)[AFF__ROWS_MAX])
+{
+    const int N = mm_scaled(d) ? MM_TILE : MM_WIDE;
+    _Alignas(64) float buf[MM_SETS][MM_ROWS][MM_PANEL_LD];
+    float scale[MM_SETS][MM_PANEL / 32][MM_ROWS];
+    const float *decoded[MM_SETS][MM_ROWS];
+    for (int s = 0; s < sets; s++) {
+        mm_row from[MM_ROWS];
+        for (int r = 0; r < MM_ROWS; r++) {
+            from[r] = mm_row_at(w, d, row + s * MM_ROWS + r);
+            decoded[s][r] = d == AFF_F32 ? (const float *)(const void *)from[r].data + k0 : buf[s][r];
+        }
+        mm_decode_panel(d, dec, from, k0, k1, mm_ahead(w, d, sets * MM_ROWS, row), buf[s], scale[s]);
+    }
+    int t = 0;
+    for (; t + N <= n; t += N)
+        for (int s = 0; s < sets; s++) mm_panel_tile(d, N, decoded[s], scale[s], x, t, k0, k1 - k0, lanes + s * MM_ROWS);
+    for (; t + 2 <= n; t += 2)
+        for (int s = 0; s < sets; s++) mm_panel_tile(d, 2, decoded[s], scale[s], x, t, k0, k1 - k0, lanes + s * MM_ROWS);
+    for (; t < n; t++)
+        for (int s = 0; s < sets; s++) mm_panel_tile(d, 1, decoded[s], scale[s], x, t, k0, k1 - k0, lanes + s * MM_ROWS);
+}
+
+/* A block of rows, a multiple of MM_ROWS, against many activation rows: panels of columns outside, so that the activations of one stay in
+ * the first cache for all rows. */
+AFF__INLINE void mm_many(const aff_weight *w, aff_dtype d, const e4m3_decoder *dec, int rows, int r0, const float *const *x, int n,
+                         float *const *y, int at)
+{
+    v16 lanes[MM_BLOCK][AFF__ROWS_MAX];
+    for (int r = 0; r < rows; r++)
+        for (int t = 0; t < n; t++) lanes[r][t] = v16_zero();
+    for (int k0 = 0; k0 < w->cols; k0 += MM_PANEL) {
+        const int k1 = aff__min_int(w->cols, k0 + MM_PANEL);
+        int r = 0;
+        for (; r + MM_SETS * MM_ROWS <= rows; r += MM_SETS * MM_ROWS) mm_panel(w, d, dec, MM_SETS, r0 + r, x, n, k0, k1, lanes + r);
+        for (; r < rows; r += MM_ROWS) mm_panel(w, d, dec, 1, r0 + r, x, n, k0, k1, lanes + r);
+    }
+    for (int t = 0; t < n; t++)
+        for (int r = 0; r < rows; r++) y[t][at + r] = v16_fold(lanes[r][t]);
 }
 
 /* R weight rows against n <= MM_FUSED activation rows. */
@@ -217,11 +286,11 @@ AFF__INLINE void mm_all(const aff_weight *w, aff_dtype d, int r0, int r1, const 
 {
     e4m3_decoder dec = e4m3_setup();
     int r = r0;
-    for (; r + MM_ROWS <= r1; r += MM_ROWS) {
-        if (n <= MM_FUSED)
-            mm_few(w, d, &dec, MM_ROWS, r, x, n, y, r - r0);
-        else
-            mm_many(w, d, &dec, r, x, n, y, r - r0);
+    for (; n <= MM_FUSED && r + MM_ROWS <= r1; r += MM_ROWS) mm_few(w, d, &dec, MM_ROWS, r, x, n, y, r - r0);
+    while (n > MM_FUSED && r + MM_ROWS <= r1) {
+        const int rows = aff__min_int(MM_BLOCK, r1 - r) / MM_ROWS * MM_ROWS;
+        mm_many(w, d, &dec, rows, r, x, n, y, r - r0);
+        r += rows;
     }
     for (; r < r1; r++)
         for (int t = 0; t < n; t += MM_FUSED)

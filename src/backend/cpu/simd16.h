@@ -274,6 +274,16 @@ AFF__INLINE __m256 v16_fold8(v16 a)
 }
 #endif
 
+/* Holds a value in its register: a compiler may otherwise read it from memory again at every use, and loads are what a tile must save. */
+AFF__INLINE void v16_hold(v16 *a)
+{
+#if defined(__AVX512F__)
+    __asm__("" : "+v"(*a));
+#else
+    __asm__("" : "+x"(a->l), "+x"(a->h));
+#endif
+}
+
 /* The fixed tree: +8, +4, +2, +1. */
 AFF__INLINE float v16_fold(v16 a)
 {
@@ -307,8 +317,9 @@ typedef struct e4m3_decoder {
     __m512i order, high[2], low[2], sign, upper;
 } e4m3_decoder;
 
-/* bf16 holds every E4M3 value exactly, so a decoder is two tables of 128 bytes: the halves of the bf16 magnitudes. Bytes are
- * first dealt so that, once the halves are paired up, dword i of a vector of bf16 holds column i (low word) and i + 16. */
+/* bf16 holds every E4M3 value exactly, so a decoder is two tables of 128 bytes: the halves of the bf16 magnitudes.
+ * Bytes are first dealt so that, once the halves are paired up, dword i of a vector of bf16 holds column i (low word)
+ * and i + 16. */
 AFF__INLINE e4m3_decoder e4m3_setup(void)
 {
     static const uint16_t tiny[8] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60}; /* m * 2^-9 */

@@ -1,0 +1,40 @@
+/* snapshot.c - the engine as displays see it. */
+#include "base/clock.h"
+#include "engine/engine_internal.h"
+#include "state/seq.h"
+#include <string.h>
+
+/* Under the engine's lock, by its thread. */
+void aff__snapshot_publish(aff_engine *e)
+{
+    aff_snapshot *s = &e->view;
+    const aff_heat *h = aff__runner_heat(e->runner);
+    s->passes = e->passes;
+    s->draft = e->stats;
+    s->state_bytes = 0;
+    for (int i = 0; i < e->o.slots; i++) {
+        const aff_slot *from = &e->slot[i];
+        s->slot[i] = (aff_slot_view){.busy = from->job != NULL};
+        s->state_bytes += aff__seq_committed(from->seq);
+        if (!from->job) continue;
+        s->slot[i] = (aff_slot_view){.busy = true,
+                                     .answering = from->phase == AFF_ANSWER,
+                                     .id = from->job->id,
+                                     .past = aff__seq_pos(from->seq),
+                                     .prompt = from->job->r.n_prompt,
+                                     .tokens = from->job->out.decoded};
+    }
+    if (e->heat) memcpy(e->heat, h->v, (size_t)h->layers * (size_t)h->experts * sizeof *e->heat);
+}
+
+void aff__engine_snapshot(aff_engine *e, aff_snapshot *out, float *heat)
+{
+    pthread_mutex_lock(&e->lock);
+    *out = e->view;
+    out->waiting = e->waiting;
+    out->running = 0;
+    for (int i = 0; i < e->o.slots; i++) out->running += e->slot[i].job != NULL;
+    if (heat && e->heat) memcpy(heat, e->heat, (size_t)out->layers * (size_t)out->experts * sizeof *heat);
+    pthread_mutex_unlock(&e->lock);
+    out->at_ns = aff__now_ns();
+}
