@@ -89,15 +89,13 @@ static bool save(mark *m, const aff_seq *s, int64_t from)
 {
     m->rows_bytes = aff__seq_rows_bytes(s, from, m->pos);
     m->tail_bytes = aff__seq_tail_bytes(s, m->pos, m->low);
-    if (aff__realloc(&m->rows, m->rows_bytes + 1, 1, "kept rows", NULL) != AFF_OK ||
-        aff__realloc(&m->tail, m->tail_bytes + 1, 1, "kept tail", NULL) != AFF_OK) {
-        free(m->rows);
-        free(m->tail);
-        return false;
-    }
-    aff__seq_rows_save(s, from, m->pos, m->rows);
-    aff__seq_tail_save(s, m->tail);
-    return true;
+    if (aff__realloc(&m->rows, m->rows_bytes + 1, 1, "kept rows", NULL) == AFF_OK &&
+        aff__realloc(&m->tail, m->tail_bytes + 1, 1, "kept tail", NULL) == AFF_OK &&
+        aff__seq_rows_save(s, from, m->pos, m->rows, NULL) == AFF_OK && aff__seq_tail_save(s, m->tail, NULL) == AFF_OK)
+        return true;
+    free(m->rows);
+    free(m->tail);
+    return false;
 }
 
 void aff__keep_publish(aff_keep *k, const aff_seq *s, const int32_t *id)
