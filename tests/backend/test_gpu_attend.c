@@ -112,7 +112,7 @@ static void run(const attention *a, int t0, int n, bool cuts, float *o, uint16_t
         return;
     }
     k.part_v = NEW(float, (int64_t)n * max * s->heads * s->D), k.part_mz = NEW(float, (int64_t)n * max * s->heads * 2);
-    launch("attend_cut", (unsigned)(n * max) * up(s->heads, 16), 128, aff__k_attend_smem(layout_amd, 16), &k);
+    launch("attend_cut", (unsigned)(n * max) * up(s->heads, AFF_K_CUT_HEADS), 256, aff__k_attend_smem(layout_amd, AFF_K_CUT_HEADS), &k);
     launch("attend_merge", (unsigned)(n * s->heads), 128, (size_t)(8 * k.pairs), &k);
     free(k.part_v), free(k.part_mz);
 }

@@ -83,17 +83,10 @@ static void test_embed(void **state)
     }
 }
 
-static size_t wide_smem(int cols, bool small)
-{
-    return (small ? 32u : 128u) * up(cols, 1024);
-}
 static void wide(const aff_k_wide *a, bool small)
 {
-    const unsigned tt = up(a->T, 8);
-    if (small)
-        launch("wide_small", (unsigned)a->rows * tt + (a->ss ? up(a->T, 16) : 0), 512, wide_smem(a->cols, true), a);
-    else
-        launch("wide_big", up(a->rows, 4) * tt + (a->ss ? up(a->T, 4) : 0), 128, wide_smem(a->cols, false), a);
+    const unsigned tt = up(a->T, 8), ss = a->ss ? (unsigned)a->T : 0;
+    launch(small ? "wide_small" : "wide_big", (small ? (unsigned)a->rows : up(a->rows, 4)) * tt + ss, small ? 512 : 128, aff__k_wide_smem(a->cols, a->ss), a);
 }
 
 /* Within the order of summation of the CPU; small and big, one row or many: the same bits. */
@@ -164,7 +157,7 @@ static void test_hyper_connections(void **state)
             wide(&mix, true);
             aff_k_hc_pre pre = {.X = X, .m = m, .ss = ss, .scale = scale, .base = base, .u = du, .w = w, .y = {.f32 = dy}, .post = dpost, .comb = dcomb,
                                 .T = T, .H = H, .N = N, .iters = h.iters, .hc_eps = h.eps, .rms_eps = h.rms_eps, .norm_eps = 1e-5f};
-            launch("hc_pre", 2 * (unsigned)T, 256, 4 * (size_t)(H > 64 ? H : 64), &pre);
+            launch("hc_pre", 2 * (unsigned)T, draw(&seed, 2) ? 256 : 512, 4 * (size_t)(H > 64 ? H : 64), &pre);
             same_bits("hc u", du, u, (int64_t)T * H);
             same_bits("hc post", dpost, post, (int64_t)T * N);
             same_bits("hc comb", dcomb, comb, (int64_t)T * N * N);

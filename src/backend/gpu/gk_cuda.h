@@ -3,6 +3,8 @@
 #define AFF_BACKEND_GPU_GK_CUDA_H
 
 #define GK_KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads) name
+/* blocks: that a multiprocessor should hold at once; registers are dealt out accordingly. */
+#define GK_KERNEL_AT(name, threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks) name
 #define GK_ARG(type)             const __grid_constant__ type
 #define GK_DEV                   static __device__ __forceinline__
 #define GK_CONST                 static __device__ const

@@ -8,6 +8,7 @@
 #pragma GCC diagnostic ignored "-Wcast-align"
 
 #define GK_KERNEL(name, threads) static void name
+#define GK_KERNEL_AT(name, threads, blocks) GK_KERNEL(name, threads)
 #define GK_ARG(type)             const type
 #define GK_DEV                   static inline __attribute__((unused))
 #define GK_CONST                 static const

@@ -5,6 +5,7 @@
 
 #define GK_KERNEL(name, threads)                                                                                       \
     extern "C" __attribute__((global, visibility("protected"), amdgpu_flat_work_group_size(1, threads))) void name
+#define GK_KERNEL_AT(name, threads, blocks) GK_KERNEL(name, threads)
 #define GK_ARG(type) const type
 #define GK_DEV       static __attribute__((device, always_inline)) inline
 #define GK_CONST     static __attribute__((device)) const

@@ -147,8 +147,8 @@ static aff_status attend(aff_backend *b, const aff_rowset *rs, const aff_view *v
         a.part_v = aff__gpu_scratch(g, AFF_G_PART, n * (uint64_t)(D + 2) * sizeof(float));
         if (!a.part_v) return AFF_OK; /* noted */
         a.part_mz = a.part_v + n * (uint64_t)D;
-        aff__gpu_launch(g, AFF_K_attend_cut, (int64_t)T * a.max_cuts * ((heads + 15) / 16), 128,
-                        aff__k_attend_smem(g->amd, 16), &a);
+        aff__gpu_launch(g, AFF_K_attend_cut, (int64_t)T * a.max_cuts * ((heads + AFF_K_CUT_HEADS - 1) / AFF_K_CUT_HEADS), 256,
+                        aff__k_attend_smem(g->amd, AFF_K_CUT_HEADS), &a);
         aff__gpu_launch(g, AFF_K_attend_merge, (int64_t)T * heads, 128, 8 * (uint64_t)rope->pairs, &a);
     }
     aff__gpu_has_form(g, o);

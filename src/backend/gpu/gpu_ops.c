@@ -63,24 +63,11 @@ static bool in_floats(const aff_weight *w)
 
 static void wide(aff_gpu *g, const aff_weight *w, const float *x, int T, float *y, float *ss)
 {
-    const aff_k_wide a = {.w = w->data,
-                          .x = x,
-                          .y = y,
-                          .ss = ss,
-                          .ldx = w->cols,
-                          .ldy = w->rows,
-                          .T = T,
-                          .rows = w->rows,
-                          .cols = w->cols,
-                          .bf16 = w->dtype == AFF_BF16,
-                          .round = !w->wide};
-    const int64_t cuts = (w->cols + 1023) / 1024;
-    if (T <= AFF_K_FEW)
-        aff__gpu_launch(g, AFF_K_wide_small, (int64_t)w->rows * ((T + 7) / 8) + (ss ? (T + 15) / 16 : 0), 512,
-                        32 * (uint64_t)cuts, &a);
-    else
-        aff__gpu_launch(g, AFF_K_wide_big, (int64_t)((w->rows + 3) / 4) * ((T + 7) / 8) + (ss ? (T + 3) / 4 : 0), 128,
-                        128 * (uint64_t)cuts, &a);
+    const aff_k_wide a = {.w = w->data, .x = x, .y = y, .ss = ss, .ldx = w->cols, .ldy = w->rows, .T = T, .rows = w->rows, .cols = w->cols,
+                          .bf16 = w->dtype == AFF_BF16, .round = !w->wide};
+    const bool small = T <= AFF_K_FEW;
+    const int64_t rows = small ? w->rows : (w->rows + 3) / 4;
+    aff__gpu_launch(g, small ? AFF_K_wide_small : AFF_K_wide_big, rows * ((T + 7) / 8) + (ss ? T : 0), small ? 512 : 128, aff__k_wide_smem(w->cols, ss != NULL), &a);
 }
 
 /* The streaming kernel, if the matrices and the device are for it. */
@@ -186,7 +173,7 @@ static void hc(aff_gpu *g, const aff_hc *h, const float *X, int T, int H, const 
                             .rms_eps = h->rms_eps,
                             .norm_eps = eps};
     const uint64_t smem = 4 * (uint64_t)H;
-    aff__gpu_launch(g, AFF_K_hc_pre, (int64_t)T * (comb ? 2 : 1), 256, smem < 256 ? 256 : smem, &a);
+    aff__gpu_launch(g, AFF_K_hc_pre, (int64_t)T * (comb ? 2 : 1), T <= AFF_K_FEW ? 512 : 256, smem < 256 ? 256 : smem, &a);
 }
 
 static void hc_pre(aff_backend *b, const aff_hc *h, const float *X, int T, int H, const float *norm, float eps,

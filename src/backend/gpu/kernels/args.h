@@ -12,7 +12,7 @@
     X(rmsnorm, 256)        \
     X(wide_small, 512)     \
     X(wide_big, 128)       \
-    X(hc_pre, 256)         \
+    X(hc_pre, 512)         \
     X(hc_post, 256)        \
     X(stream_mean, 256)    \
     X(dense_few, 256)      \
@@ -23,7 +23,7 @@
     X(compress, 512)       \
     X(history, 256)        \
     X(attend, 512)         \
-    X(attend_cut, 128)     \
+    X(attend_cut, 256)     \
     X(attend_merge, 128)   \
     X(scores, 256)         \
     X(topk, 1024)          \
@@ -87,8 +87,8 @@ typedef struct aff_k_rmsnorm {
 /* Products in float32 (`wide` weights, and float32 weights in general). Definition: K is cut every 1,024 columns; inside a cut lane
  * i of 32 takes the columns k with (k/4) mod 32 = i as one fma chain from zero, ascending; the lanes fold in the xor tree 16, 8, 4, 2, 1;
  * cuts add up ascending.
- * wide_small: rows * ceil(T/8) + (ss ? ceil(T/16) : 0) x 512, 32 * ceil(cols/1024) B. For few rows of x.
- * wide_big: ceil(rows/4) * ceil(T/8) + (ss ? ceil(T/4) : 0) x 128, 128 * ceil(cols/1024) B. The same bits. */
+ * wide_small: rows * ceil(T/8) + (ss ? T : 0) x 512, aff__k_wide_smem(cols, ss). For few rows of x.
+ * wide_big: ceil(rows/4) * ceil(T/8) + (ss ? T : 0) x 128, the same. The same bits. */
 typedef struct aff_k_wide {
     const void *w;  /* [rows][cols] */
     const float *x; /* [T][ldx] */
@@ -101,8 +101,13 @@ typedef struct aff_k_wide {
 } aff_k_wide;
 typedef aff_k_wide aff_k_wide_small;
 typedef aff_k_wide aff_k_wide_big;
+static inline size_t aff__k_wide_smem(int32_t cols, bool ss)
+{
+    const size_t parts = 128 * (((size_t)cols + 1023) / 1024);
+    return ss && parts < 16384 ? 16384 : parts;
+}
 
-/* T * (comb ? 2 : 1) x 256, max(4*H, 256) B. From the mixes m and the sums of squares: u = sum over the streams, then RMS norm with weight
+/* T * (comb ? 2 : 1) x up to 512, max(4*H, 256) B. From the mixes m and the sums of squares: u = sum over the streams, then RMS norm with weight
  * w (NULL: u itself) into y; and post, comb (Sinkhorn) by the second T blocks. comb NULL: a head, N mixes (spec 6). */
 typedef struct aff_k_hc_pre {
     const float *X;  /* [T][N][H] */
@@ -263,13 +268,14 @@ typedef aff_k_compress aff_k_history;
 
 /* ---- attend.inc ---- */
 
-/* Attention of every row over its own list of keys, with inverse rope of the result (spec 7.5, 7.6). D <= 512, a multiple of 2.
+/* Attention of every row over its own list of keys, with inverse rope of the result (spec 7.5, 7.6). D <= 512, a multiple of 8.
  *   causal (draft 0): the window up to the row; of a layer with ratio, its (pos+1)/ratio compressed rows, or with topk > 0 and more
  *     than topk of them the groups sel[t]
  *   draft: the last `window` rows before pos[first], then the rows first .. first+draft-1 of `extra`
  * attend: T * ceil(heads/64) x 512, aff__k_attend_smem(amd, 64).
- * attend_cut: T * max_cuts * ceil(heads/16) x 128, aff__k_attend_smem(amd, 16); then attend_merge: T * heads x 128, 8 * pairs B. The same
+ * attend_cut: T * max_cuts * ceil(heads/AFF_K_CUT_HEADS) x 256, aff__k_attend_smem(amd, AFF_K_CUT_HEADS); then attend_merge: T * heads x 128, 8 * pairs B. The same
  * bits as attend. max_cuts: at least ceil(keys/64) of every row, aff__k_attend_cuts. */
+enum { AFF_K_CUT_HEADS = 32 };
 typedef struct aff_k_attend {
     aff_k_rows rows;
     const uint16_t *q;     /* [T][heads][D] bf16, aligned to 16 bytes */
@@ -288,7 +294,7 @@ typedef struct aff_k_attend {
 typedef aff_k_attend aff_k_attend_cut;
 typedef aff_k_attend aff_k_attend_merge;
 
-/* heads: of a block, 64 (attend) or 16 (attend_cut). */
+/* heads: of a block, 64 (attend) or AFF_K_CUT_HEADS (attend_cut). */
 static inline size_t aff__k_attend_smem(bool amd, int32_t heads)
 {
     return 64 * (size_t)(amd ? 528 : 1056) + 528 + (size_t)heads * (144 + 4 * 68 + 24);
