@@ -44,7 +44,7 @@ static char program[] = AFF_BIN_DIR "/affinity", model[] = AFF_SOURCE_DIR "/mode
 /* A prompt that is continued long enough for a picture of it. */
 static void dashboard(const char *folder)
 {
-    char *env[] = {S("TERM=xterm-256color"), S("HOME=/nonexistent"), NULL};
+    char *env[] = {S("TERM=xterm-256color"), S("HOME=/dev/null"), NULL};
     pty *p = pty_start(32, 110, (char *[]){program, S("-m"), model, S("-p"), S("The capital of France is"), S("-n"), S("30000"), S("--temp"), S("0.9"),
                                            S("--logit-bias"), S("0=-100,1=-100"), S("--ui"), S("dash"), NULL}, env);
     pty_until(p, "Decode, peak");
@@ -58,7 +58,7 @@ static void dashboard(const char *folder)
 
 static void conversation(const char *folder)
 {
-    char *env[] = {S("TERM=xterm-256color"), S("HOME=/nonexistent"), NULL};
+    char *env[] = {S("TERM=xterm-256color"), S("HOME=/dev/null"), NULL};
     pty *p = pty_start(26, 96, (char *[]){program, S("-m"), model, S("--temp"), S("0"), NULL}, env);
     pty_until(p, "> ");
     pty_send(p, "What is the capital of France?\r");
