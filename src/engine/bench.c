@@ -61,14 +61,14 @@ uint64_t aff__bench_state(const aff_net *net, int64_t pos, aff_error *err)
 enum { PIECE = 1 << 20 };
 
 typedef struct {
-    const uint8_t *data;
+    const uint64_t *data;
     uint64_t *sum; /* [threads] a line each */
 } reading;
 
 static void read_piece(void *ctx, int64_t task, int thread)
 {
     const reading *r = ctx;
-    const uint64_t *p = (const uint64_t *)(r->data + (uint64_t)task * PIECE);
+    const uint64_t *p = r->data + (uint64_t)task * (PIECE / 8);
     uint64_t s[8] = {0};
     for (int i = 0; i < PIECE / 8; i += 8)
         for (int k = 0; k < 8; k++) s[k] ^= p[i + k];
@@ -79,7 +79,7 @@ aff_status aff__bench_memory_rate(int threads, uint64_t bytes, double *gbs, aff_
 {
     aff_pool *pool;
     reading r;
-    uint8_t *data = NULL;
+    uint64_t *data = NULL;
     *gbs = 0;
     AFF_TRY(aff__pool_create(&pool, threads, err));
     aff_status s = aff__calloc(&data, bytes, 1, "memory to read", err);
@@ -87,7 +87,7 @@ aff_status aff__bench_memory_rate(int threads, uint64_t bytes, double *gbs, aff_
         s = aff__calloc(&r.sum, (uint64_t)aff__pool_threads(pool) * 8, sizeof *r.sum, "memory to read", err);
     if (s == AFF_OK) {
         r.data = data;
-        for (uint64_t i = 0; i < bytes; i += 4096) data[i] = (uint8_t)i;
+        for (uint64_t i = 0; i < bytes / 8; i += 512) data[i] = i;
         for (int i = 0; i < 5; i++) {
             const uint64_t start = aff__now_ns();
             aff__pool_run(pool, read_piece, &r, (int64_t)(bytes / PIECE));
