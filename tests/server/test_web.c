@@ -103,6 +103,10 @@ static void snapshot_is_the_machine(void **state)
     done_with(&a);
     aff__server_wait_idle(s);
     a = call(s, "GET", "/snapshot", "x-api-key: secret\r\n", "");
+    while (int_at(a.json, "tokens") < 6) { /* the answer ends inside the step whose end brings the snapshot */
+        done_with(&a);
+        a = call(s, "GET", "/snapshot", "x-api-key: secret\r\n", "");
+    }
     assert_int_equal(int_at(a.json, "tokens"), 6);
     assert_int_equal(int_at(a.json, "prompt_rows"), prompt - 1);
     assert_true(json_number_value(at(a.json, "decode_seconds")) > 0);
