@@ -1,6 +1,6 @@
 """An agent's loop through the official packages: 50 turns of one conversation, in each dialect, against a server with a prefix
-cache on models/tiny-v4. Arguments: BASE_URL TURNS. Every turn asks for a tool; the call's result and the next question come back.
-Each turn but the first must find in the cache all that was run before it. The call is forced where the server can."""
+cache on models/tiny-v4. Arguments: BASE_URL TURNS. Every turn asks for a tool and is forced to call one; the call's result and the next
+question come back. Each turn but the first must find in the cache all that was run before it."""
 import json
 import sys
 
@@ -26,17 +26,6 @@ def result(i):
     return str(i * 7 % 23)
 
 
-def can_force():
-    try:
-        oai.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hello"}], max_tokens=1, tool_choice="required",
-                                    tools=[{"type": "function", "function": t} for t in TOOLS])
-        return True
-    except openai.BadRequestError as e:
-        if e.param != "tool_choice":
-            raise
-        return False
-
-
 class Loop:
     """One conversation: what is asked, and what it showed."""
     all = []
@@ -53,7 +42,9 @@ class Loop:
             self.misses.append((i, cached, want))
         if i and cached == want:
             self.exact += 1
-        self.calls += bool(ids)
+        if not ids:
+            sys.exit(f"FAILED: {self.name}: turn {i} has no call")
+        self.calls += len(ids)
         for one in ids:
             if one in self.ids:
                 sys.exit(f"FAILED: {self.name}: id {one} came twice")
@@ -64,7 +55,7 @@ class Loop:
     def report(self):
         if self.misses:
             sys.exit(f"FAILED: {self.name}: turns that ran again what was known (turn, cached, known): {self.misses}")
-        print(f"{self.name}: {turns} turns, {self.calls} with a call; {self.exact} of {turns - 1} found exactly what was run before, "
+        print(f"{self.name}: {turns} turns, {self.calls} calls; {self.exact} of {turns - 1} found exactly what was run before, "
               f"the rest more; {self.ran} tokens at the end")
 
 
@@ -97,14 +88,13 @@ def gather(**kw):
     return text or None, calls, finish, usage
 
 
-def chat(force, stream):
+def chat(stream):
     loop = Loop("chat, stream" if stream else "chat")
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": loop.asks[0]}]
     tools = [{"type": "function", "function": t} for t in TOOLS]
     for i in range(turns):
-        kw = dict(model="m", messages=messages, tools=tools, temperature=0, max_tokens=LIMIT, extra_body={"thinking": {"type": "disabled"}})
-        if force:
-            kw["tool_choice"] = "required"
+        kw = dict(model="m", messages=messages, tools=tools, tool_choice="required", temperature=0, max_tokens=LIMIT,
+                  extra_body={"thinking": {"type": "disabled"}})
         text, calls, finish, u = gather(**kw) if stream else whole(**kw)
         loop.turn(i, u.prompt_tokens, u.prompt_tokens_details.cached_tokens, u.completion_tokens, finish != "length", [c[0] for c in calls])
         # as clients do: read the arguments and write them again in a spelling of their own
@@ -116,14 +106,13 @@ def chat(force, stream):
     loop.report()
 
 
-def claude(force):
+def claude():
     loop = Loop("messages")
     messages = [{"role": "user", "content": loop.asks[0]}]
     tools = [{"name": t["name"], "description": t["description"], "input_schema": t["parameters"]} for t in TOOLS]
     for i in range(turns):
-        kw = {"tool_choice": {"type": "any"}} if force else {}
-        with ant.messages.stream(model="m", system=SYSTEM, messages=messages, tools=tools, max_tokens=LIMIT, extra_body={"temperature": 0},
-                                 **kw) as s:
+        with ant.messages.stream(model="m", system=SYSTEM, messages=messages, tools=tools, tool_choice={"type": "any"}, max_tokens=LIMIT,
+                                 extra_body={"temperature": 0}) as s:
             r = s.get_final_message()
         u = r.usage
         calls = [b for b in r.content if b.type == "tool_use"]
@@ -136,14 +125,14 @@ def claude(force):
     loop.report()
 
 
-def codex(force):
+def codex():
     loop = Loop("responses")
     history = [{"role": "user", "content": loop.asks[0]}]
     tools = [{"type": "function", "strict": False} | t for t in TOOLS]
     for i in range(turns):
         with oai.responses.stream(model="m", instructions=SYSTEM, input=history, tools=tools, temperature=0, max_output_tokens=LIMIT,
                                   reasoning={"effort": "none"}, parallel_tool_calls=False, store=False,
-                                  tool_choice="required" if force else "auto") as s:
+                                  tool_choice="required") as s:
             r = s.get_final_response()
         u = r.usage
         calls = [o for o in r.output if o.type == "function_call"]
@@ -154,9 +143,8 @@ def codex(force):
     loop.report()
 
 
-force = can_force()
-print(f"openai {openai.__version__}, anthropic {anthropic.__version__}; calls " + ("forced" if force else "left to the model"))
-chat(force, False)
-chat(force, True)
-claude(force)
-codex(force)
+print(f"openai {openai.__version__}, anthropic {anthropic.__version__}; calls forced")
+chat(False)
+chat(True)
+claude()
+codex()

@@ -1,4 +1,5 @@
-"""The official openai and anthropic packages against a running server on models/tiny-v4. Arguments: BASE_URL TOOLS_JSONL."""
+"""The official openai and anthropic packages against a running server on models/tiny-v4. Arguments: BASE_URL TOOLS_JSONL. What forms
+answers have (schemas, forced calls) and what becomes of clients that leave is in clients_forms.py."""
 import json
 import sys
 
