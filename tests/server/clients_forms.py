@@ -406,7 +406,8 @@ async def cancelled():
             o.responses.create(model="m", input=ASK, extra_body=endless),
             a.messages.create(model="m", messages=ASK, max_tokens=8000, extra_body=endless, timeout=600))]
         while (await asyncio.to_thread(gauges))["requests_running"] < len(tasks):
-            check("tasks: still asked", not any(t.done() for t in tasks))
+            if any(t.done() for t in tasks):
+                sys.exit(f"FAILED: tasks: ended before they could be cancelled: {tasks}")
         for t in tasks:
             t.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
