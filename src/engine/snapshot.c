@@ -24,7 +24,7 @@ void aff__snapshot_publish(aff_engine *e)
                                      .prompt = from->job->r.n_prompt,
                                      .tokens = from->job->out.decoded};
     }
-    if (e->heat) memcpy(e->heat, h->v, (size_t)h->layers * (size_t)h->experts * sizeof *e->heat);
+    if (e->heat && h->v) memcpy(e->heat, h->v, (size_t)h->layers * (size_t)h->experts * sizeof *e->heat);
 }
 
 void aff__engine_snapshot(aff_engine *e, aff_snapshot *out, float *heat)
