@@ -176,13 +176,6 @@ static void test_widths(void **state)
     same_in_pieces("emu:64M", all, 16);
 }
 
-/* The shortest of them. */
-static void test_in_two(void **state)
-{
-    static const int two[] = {75, 75, 75, 75};
-    same_in_pieces("emu:64M", two, 4);
-}
-
 static void test_promises_amd(void **state)
 {
     static const int mixed[] = {1, 30, 16, 4, 8};
@@ -195,20 +188,12 @@ static int prepare(void **state)
     return 0;
 }
 
-/* Fibers are slow under AddressSanitizer, and the kernels' own tests go over every line there. */
-#ifdef __SANITIZE_ADDRESS__
-enum { TESTS = 2 };
-#else
-enum { TESTS = 7 };
-#endif
-
 int main(int argc, char **argv)
 {
     if (argc == 3 && !strcmp(argv[1], "--device")) card = argv[2];
-    const struct CMUnitTest tests[7] = {
-        cmocka_unit_test(test_layers_few),   cmocka_unit_test(test_in_two),   cmocka_unit_test(test_layers_many),
-        cmocka_unit_test(test_layers_amd),   cmocka_unit_test(test_promises), cmocka_unit_test(test_widths),
-        cmocka_unit_test(test_promises_amd),
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_layers_few), cmocka_unit_test(test_layers_many), cmocka_unit_test(test_layers_amd),
+        cmocka_unit_test(test_promises),   cmocka_unit_test(test_widths),      cmocka_unit_test(test_promises_amd),
     };
-    return _cmocka_run_group_tests("test_gpu_forward", tests, TESTS, prepare, NULL);
+    return cmocka_run_group_tests(tests, prepare, NULL);
 }
