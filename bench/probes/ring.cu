@@ -177,6 +177,8 @@ int main()
             printf("routed addresses after the router: %s\n", dep ? "yes" : "no");
             for (int i = 0; i < 30; i++) go<8192, 24, 8>(d, h, 13 * L, b, bar, fl, 0, s, L, 8);
             if (tb == 8192) {
+                // parts: 1 no barrier, 2 no activations, 3 neither: weights alone; 4, 6 no weights: barriers alone
+                for (int m : {0, 1, 2, 3, 4, 6}) go<8192, 24, 8>(d, h, 13 * L, b, bar, fl, 0, s, L, m);
                 for (int lim : {4, 6, 8, 12, 24})
                     for (int m : {0, 1}) {
                         go<8192, 24, 8>(d, h, 13 * L, b, bar, fl, 0, s, L, m, lim);

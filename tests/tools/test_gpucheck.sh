@@ -9,8 +9,9 @@ fail() { echo "$*" >&2; exit 1; }
 out=$("$bin/aff-gpucheck" --device emu:1M --rounds 1 2>&1) && fail "1 MB of memory passed: $out"
 grep -q "out of memory" <<<"$out" || fail "expected 'out of memory', got: $out"
 for d in cpu gpu emu: cuda:x; do
-    "$bin/aff-gpucheck" --device $d >/dev/null 2>&1 && fail "--device $d passed"
-    [ $? = 1 ] || true
+    code=0
+    "$bin/aff-gpucheck" --device $d >/dev/null 2>&1 || code=$?
+    [ $code = 2 ] || fail "--device $d: exit code $code, expected 2"
 done
 "$bin/aff-gpucheck" --list | grep -q '^cuda' || fail "--list names no cuda line"
 if ! "$bin/aff-gpucheck" --list | grep -q '^cuda:0'; then
