@@ -3,6 +3,7 @@
  * Order: while answers run and prompts wait, a chunk of a prompt (the one whose turn was longest ago) is followed by at least one
  * decode pass, and by as many as take about the time of the chunk, up to MOST_OWED: neither kind starves the other. */
 #include "engine/engine_internal.h"
+#include "state/grow.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include <math.h>
@@ -103,6 +104,8 @@ static aff_status make_parts(aff_engine *e, aff_error *err)
     } else {
         AFF_TRY(aff__runner_create(&e->runner, e->net, e->o.threads, err));
     }
+    AFF_TRY(aff__grower_create(&e->grower, err));
+    so.grower = e->grower;
     for (int i = 0; i < e->o.slots; i++) AFF_TRY(aff__seq_open(&e->slot[i].seq, e->net, &so, err));
     if (e->o.route) aff__runner_on_route(e->runner, e->o.route, e->o.route_ctx);
     const aff_heat *h = aff__runner_heat(e->runner);
@@ -194,6 +197,7 @@ void aff__engine_free(aff_engine *e)
         next = j->next;
         end_job(j, AFF_OK, AFF_STOP_CALLER, NULL);
     }
+    aff__grower_free(e->grower);
     aff__runner_free(e->runner);
     aff__sampler_free(e->sampler);
     pthread_cond_destroy(&e->wake);

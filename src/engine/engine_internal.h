@@ -72,6 +72,7 @@ struct aff_engine {
     aff_draft_kind draft; /* AFF_DRAFT_NONE too when o.propose is in its place */
     int block;            /* tokens that one draft gives */
     aff_runner *runner;
+    aff_grower *grower;
     aff_sampler *sampler;
     float *rows;     /* [AFF_PASS_ROWS][vocab] of a decode pass */
     float *chunk;    /* [AFF_MAX_CHUNK][vocab], made when a caller first listens to a prompt's rows */

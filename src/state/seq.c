@@ -2,6 +2,7 @@
  * (backend/memory.h). Rings are backed at once; the arrays that grow with the context are backed page by page from
  * their front, ahead of the position. Reset only moves the position back (and gives grown memory away): no row is read
  * before it has been written in the new sequence (rings are read at positions >= 0 only, groups only when complete). */
+#include "state/grow.h"
 #include "state/seq_internal.h"
 #include "base/mem.h"
 #include <stdlib.h>
@@ -174,7 +175,23 @@ static bool set_backed(aff_seq *s, int64_t positions, aff_error *err)
     return false;
 }
 
-aff_status aff__seq_grow(aff_seq *s, int64_t positions, aff_error *err)
+void aff__seq_ahead(aff_seq *s, int64_t positions)
+{
+    pthread_mutex_lock(&s->lock);
+    if (positions > s->backed) set_backed(s, positions, NULL);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* Before less than a step is left, the grower is asked for another. */
+static void ask_ahead(aff_seq *s, int64_t positions)
+{
+    const int64_t backed = s->backed;
+    if (!s->grower || backed == s->capacity || backed - positions >= s->margin) return;
+    aff__grower_ask(s->grower, s, s->capacity - backed < s->margin ? s->capacity : backed + s->margin);
+}
+
+/* Under the lock. */
+static aff_status grow(aff_seq *s, int64_t positions, aff_error *err)
 {
     if (positions <= s->backed) return AFF_OK;
     if (positions > s->capacity)
@@ -189,6 +206,18 @@ aff_status aff__seq_grow(aff_seq *s, int64_t positions, aff_error *err)
         err, AFF_E_NOMEM,
         "context: the system refuses memory for positions %lld to %lld (%s): free memory, or end the sequence here",
         (long long)s->backed, (long long)positions, why.msg);
+}
+
+aff_status aff__seq_grow(aff_seq *s, int64_t positions, aff_error *err)
+{
+    aff_status st = AFF_OK;
+    if (positions > s->backed) {
+        pthread_mutex_lock(&s->lock);
+        st = grow(s, positions, err);
+        pthread_mutex_unlock(&s->lock);
+    }
+    if (st == AFF_OK) ask_ahead(s, positions);
+    return st;
 }
 
 static aff_status check_options(const aff_seq_options *o, const aff_config *cf, aff_seq_options *use, aff_error *err)
@@ -241,8 +270,10 @@ aff_status aff__seq_open(aff_seq **out, const aff_net *net, const aff_seq_option
     AFF_TRY(check_options(o, cf, &use, err));
     AFF_TRY(aff__calloc(&s, 1, sizeof *s, "sequence", err));
     aff_status st = describe(s, net, use.memory, use.size, err);
+    pthread_mutex_init(&s->lock, NULL);
     s->commit = use.commit;
     s->margin = use.margin;
+    s->grower = use.grower;
     if (st == AFF_OK) st = reserve(s, cf, err);
     if (st != AFF_OK) {
         aff__seq_free(s);
@@ -263,13 +294,16 @@ aff_status aff__seq_create(aff_seq **out, const aff_net *net, int64_t positions,
 void aff__seq_free(aff_seq *s)
 {
     if (!s) return;
+    if (s->grower) aff__grower_leave(s->grower, s);
     if (s->region) s->mem->release(s->mem, s->region, s->region_size);
+    pthread_mutex_destroy(&s->lock);
     free(s);
 }
 
 void aff__seq_reset(aff_seq *s)
 {
     s->pos = s->high = s->floor = 0;
+    if (s->grower) aff__grower_leave(s->grower, s);
     if (s->backed > s->commit) set_backed(s, s->commit, NULL);
 }
 

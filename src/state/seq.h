@@ -4,8 +4,9 @@
  *
  * Memory. What does not depend on the context (rings, histories) is there from the start. What grows with it
  * (compressed rows, indexer keys) has its address space reserved for `size` positions and memory for the first
- * `commit`; before a pass would go beyond what is backed, memory for at least `margin` more positions is added. If the
- * system refuses, the pass fails with one line and the sequence is as it was. */
+ * `commit`. While a pass runs within `margin` of what is backed, the growing thread (grow.h), if there is one, adds memory for
+ * as many more; a pass that would go beyond what is backed adds it itself. If the system refuses then, the pass fails with one
+ * line and the sequence is as it was. */
 #ifndef AFF_STATE_SEQ_H
 #define AFF_STATE_SEQ_H
 #include "base/status.h"
@@ -13,6 +14,7 @@
 #include "model/net.h"
 
 typedef struct aff_seq aff_seq;
+typedef struct aff_grower aff_grower; /* grow.h */
 
 /* Positions that can be taken back at once: the history rings are that much larger than their look-back (spec 10.3). */
 enum { AFF_MAX_ROLLBACK = 8 };
@@ -26,6 +28,7 @@ typedef struct aff_seq_options {
                        (--kv-commit) */
     int64_t margin; /* how many more are backed at a time; 0: AFF_KV_MARGIN (--kv-margin) */
     const aff_memory *memory; /* where it lies, aff__runner_memory of its runner; NULL: the host's. Outlives the sequence */
+    aff_grower *grower;       /* gives it memory ahead of its position; NULL: nobody does. Outlives the sequence */
 } aff_seq_options;
 
 /* Bytes of a sequence with `positions` positions backed, page by page as they are committed: what a memory plan must

@@ -4,6 +4,8 @@
 #include "backend/memory.h"
 #include "backend/types.h"
 #include "state/seq.h"
+#include <pthread.h>
+#include <stdatomic.h>
 
 /* An array that grows with the context: one row for `ratio` positions. */
 typedef struct aff_span {
@@ -20,7 +22,12 @@ struct aff_seq {
     int64_t high;  /* one past the last position ever written since the reset: what lies that far back in a history ring
                       is gone */
     int64_t floor; /* what lies below in the rings was not restored */
-    int64_t commit, margin, backed;
+    int64_t commit, margin;
+    pthread_mutex_t lock; /* held while `backed` changes */
+    _Atomic int64_t backed;
+    aff_grower *grower;
+    int64_t grow_to; /* the grower's: what is asked for, 0 nothing; the next that waits */
+    struct aff_seq *grow_next;
     int n_layers, n_stages, n_spans;
     aff_rowfmt row, key;                   /* of all layers */
     aff_layer_state layer[AFF_MAX_LAYERS]; /* trunk */
@@ -39,6 +46,8 @@ struct aff_seq {
  * do no harm (spec 10.4). */
 aff_status aff__seq_begin(aff_seq *s, int n, aff_error *err);
 void aff__seq_undo(aff_seq *s);
+/* Memory for `positions` positions if the system has it. Any thread, while the sequence exists. */
+void aff__seq_ahead(aff_seq *s, int64_t positions);
 
 /* First position whose projections a layer of this ratio can still need at `pos` (spec 10.1): the open group, and with
  * overlap (ratio 4) the one before. */
