@@ -82,11 +82,11 @@ aff_status aff__placement_put(aff_placement *p, int layer, int e, aff_tier tier,
 
 /* ---- a dispatch ---- */
 
-typedef enum aff_phase { AFF_PHASE_DECODE, AFF_PHASE_PREFILL } aff_phase;
+typedef enum aff_use_phase { AFF_USE_DECODE, AFF_USE_PREFILL } aff_use_phase;
 
 typedef struct aff_placement_use {
     int layer;
-    aff_phase phase;
+    aff_use_phase phase;
     int n;                /* distinct experts of the dispatch */
     const int32_t *id;    /* [n] distinct */
     const int32_t *count; /* [n] rows that chose it, > 0; NULL: 1 each */
