@@ -24,7 +24,8 @@ uint64_t aff__placement_bytes(const aff_placement_shape *s)
 {
     aff_tier lower;
     const uint64_t L = (uint64_t)s->layers, E = (uint64_t)s->experts, leaves = (uint64_t)power_of_two(s->experts),
-                   tops = (uint64_t)power_of_two(s->layers), edges = (uint64_t)edge_of(s, 0, &lower) + (uint64_t)edge_of(s, 1, &lower);
+                   tops = (uint64_t)power_of_two(s->layers),
+                   edges = (uint64_t)edge_of(s, 0, &lower) + (uint64_t)edge_of(s, 1, &lower);
     return sizeof(aff_placement) + L * E * (3 * sizeof(double) + 5) + L * (sizeof(double) + 5 * sizeof(int32_t)) +
            2 * edges * (L * 2 * leaves + 2 * tops) * sizeof(int32_t) + 2 * E * sizeof(int32_t);
 }
@@ -32,13 +33,17 @@ uint64_t aff__placement_bytes(const aff_placement_shape *s)
 static aff_status check_shape(const aff_placement_shape *s, aff_error *err)
 {
     if (s->layers < 1 || s->layers > 4096 || s->experts < 1 || s->experts > 65536)
-        return aff__fail(err, AFF_E_INVALID, "placement: %d layers of %d experts: expected 1 to 4096, 1 to 65536", s->layers, s->experts);
-    if (s->slab_slots < 0 || s->pool_slots < 0 || s->pool_spare < 0 || s->slab_slots > INT64_MAX / 4 || s->pool_slots > INT64_MAX / 4)
-        return aff__fail(err, AFF_E_INVALID, "placement: %lld slots on the card, %lld in the pool, %lld of them spare: out of range",
+        return aff__fail(err, AFF_E_INVALID, "placement: %d layers of %d experts: expected 1 to 4096, 1 to 65536",
+                         s->layers, s->experts);
+    if (s->slab_slots < 0 || s->pool_slots < 0 || s->pool_spare < 0 || s->slab_slots > INT64_MAX / 4 ||
+        s->pool_slots > INT64_MAX / 4)
+        return aff__fail(err, AFF_E_INVALID,
+                         "placement: %lld slots on the card, %lld in the pool, %lld of them spare: out of range",
                          (long long)s->slab_slots, (long long)s->pool_slots, (long long)s->pool_spare);
     if (s->inclusive && s->pool_slots < s->slab_slots)
-        return aff__fail(err, AFF_E_INVALID, "placement: an inclusive pool of %lld slots is smaller than the slab's %lld", (long long)s->pool_slots,
-                         (long long)s->slab_slots);
+        return aff__fail(err, AFF_E_INVALID,
+                         "placement: an inclusive pool of %lld slots is smaller than the slab's %lld",
+                         (long long)s->pool_slots, (long long)s->slab_slots);
     return AFF_OK;
 }
 
@@ -67,10 +72,15 @@ static aff_status allocate(aff_placement *p, aff_error *err)
     return AFF_OK;
 }
 
-/* Few slots are too dear to keep some free; a tier that has room for everything, or from which nothing moves, needs none. */
-static int64_t spare_of(int64_t wanted, int64_t slots, bool still) { return still ? 0 : wanted < slots / 8 ? wanted : slots / 8; }
+/* Few slots are too dear to keep some free; a tier that has room for everything, or from which nothing moves, needs
+ * none. */
+static int64_t spare_of(int64_t wanted, int64_t slots, bool still)
+{
+    return still ? 0 : wanted < slots / 8 ? wanted : slots / 8;
+}
 
-aff_status aff__placement_create(aff_placement **out, const aff_placement_shape *s, const aff_placement_options *o, aff_error *err)
+aff_status aff__placement_create(aff_placement **out, const aff_placement_shape *s, const aff_placement_options *o,
+                                 aff_error *err)
 {
     aff_placement *p;
     *out = NULL;
@@ -111,26 +121,35 @@ aff_status aff__placement_create(aff_placement **out, const aff_placement_shape 
 void aff__placement_free(aff_placement *p)
 {
     if (!p) return;
-    void *const all[] = {p->decode,   p->prefill, p->key,     p->scale,    p->tier,     p->mark,     p->to,
-                         p->held,     p->asked,   p->seen,    p->above[0], p->above[1], p->count[0], p->count[1],
-                         p->count[2], p->tree[0], p->tree[1], p->tree[2],  p->tree[3],  p->top[0],   p->top[1],
-                         p->top[2],   p->top[3]};
+    void *const all[] = {p->decode,   p->prefill,  p->key,      p->scale,   p->tier,     p->mark,
+                         p->to,       p->held,     p->asked,    p->seen,    p->above[0], p->above[1],
+                         p->count[0], p->count[1], p->count[2], p->tree[0], p->tree[1],  p->tree[2],
+                         p->tree[3],  p->top[0],   p->top[1],   p->top[2],  p->top[3]};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     free(p);
 }
 
 /* ---- slots ---- */
 
-static int64_t slots_of(const aff_placement *p, int tier) { return tier == AFF_TIER_CARD ? p->shape.slab_slots : p->shape.pool_slots; }
+static int64_t slots_of(const aff_placement *p, int tier)
+{
+    return tier == AFF_TIER_CARD ? p->shape.slab_slots : p->shape.pool_slots;
+}
 
 /* Slots of a tier that nobody is in, was in, or goes into; may be negative after a resize. */
-static int64_t free_of(const aff_placement *p, int tier) { return slots_of(p, tier) - p->used[tier] - p->reserved[tier] - p->quarantined[tier]; }
+static int64_t free_of(const aff_placement *p, int tier)
+{
+    return slots_of(p, tier) - p->used[tier] - p->reserved[tier] - p->quarantined[tier];
+}
 
 static bool takes_slot(const aff_placement *p, aff_tier from, aff_tier to)
 {
     return to != AFF_TIER_DISK && !(p->shape.inclusive && from == AFF_TIER_CARD && to == AFF_TIER_HOST);
 }
-static bool leaves_slot(const aff_placement *p, aff_tier from, aff_tier to) { return takes_slot(p, to, from); }
+static bool leaves_slot(const aff_placement *p, aff_tier from, aff_tier to)
+{
+    return takes_slot(p, to, from);
+}
 
 /* Puts an expert elsewhere in the books. */
 static void settle(aff_placement *p, int64_t i, aff_tier to)
@@ -156,19 +175,24 @@ static void changed(aff_placement *p, int layer, int e)
     aff__placement_layer_changed(p, layer);
 }
 
-static bool in_range(const aff_placement *p, int layer, int e) { return layer >= 0 && layer < p->shape.layers && e >= 0 && e < p->shape.experts; }
+static bool in_range(const aff_placement *p, int layer, int e)
+{
+    return layer >= 0 && layer < p->shape.layers && e >= 0 && e < p->shape.experts;
+}
 
 aff_status aff__placement_put(aff_placement *p, int layer, int e, aff_tier tier, aff_error *err)
 {
     if (!in_range(p, layer, e) || tier < AFF_TIER_CARD || tier > AFF_TIER_DISK)
-        return aff__fail(err, AFF_E_INVALID, "placement: expert %d of layer %d into tier %d: out of range", e, layer, (int)tier);
+        return aff__fail(err, AFF_E_INVALID, "placement: expert %d of layer %d into tier %d: out of range", e, layer,
+                         (int)tier);
     const int64_t i = place_index(p, layer, e);
     if (p->tier[i] != AFF_TIER_DISK || p->mark[i] & MARK_BUSY)
         return aff__fail(err, AFF_E_INVALID, "placement: expert %d of layer %d is not on disk any more", e, layer);
     if (tier == AFF_TIER_DISK) return AFF_OK;
     const bool both = tier == AFF_TIER_CARD && p->shape.inclusive;
     if (free_of(p, tier) < 1 || (both && free_of(p, AFF_TIER_HOST) < 1))
-        return aff__fail(err, AFF_E_INVALID, "placement: expert %d of layer %d: no free slot in tier %d", e, layer, (int)tier);
+        return aff__fail(err, AFF_E_INVALID, "placement: expert %d of layer %d: no free slot in tier %d", e, layer,
+                         (int)tier);
     if (both) settle(p, i, AFF_TIER_HOST);
     settle(p, i, tier);
     shift(p, layer, AFF_TIER_DISK, tier);
@@ -196,9 +220,11 @@ aff_status aff__placement_fill(aff_placement *p, const float *profile, aff_error
     ranked *r;
     for (int64_t i = 0; profile && i < all; i++)
         if (!isfinite(profile[i]))
-            return aff__fail(err, AFF_E_INVALID, "profile: expert %lld of layer %lld: expected a finite number", (long long)(i % E), (long long)(i / E));
+            return aff__fail(err, AFF_E_INVALID, "profile: expert %lld of layer %lld: expected a finite number",
+                             (long long)(i % E), (long long)(i / E));
     for (int64_t i = 0; i < all; i++)
-        if (p->tier[i] != AFF_TIER_DISK || p->mark[i] & MARK_BUSY) return aff__fail(err, AFF_E_INVALID, "placement: filled already");
+        if (p->tier[i] != AFF_TIER_DISK || p->mark[i] & MARK_BUSY)
+            return aff__fail(err, AFF_E_INVALID, "placement: filled already");
     AFF_TRY(aff__calloc(&r, (uint64_t)all, sizeof *r, "ranking of the experts", err));
     for (int64_t i = 0; i < all; i++) r[i] = (ranked){profile ? profile[i] : 0, (int32_t)(i % E), (int32_t)(i / E)};
     qsort(r, (size_t)all, sizeof *r, by_rank);
@@ -209,7 +235,9 @@ aff_status aff__placement_fill(aff_placement *p, const float *profile, aff_error
     aff_status s = AFF_OK;
     for (int64_t i = 0; i < all && s == AFF_OK; i++) {
         const bool room = p->used[1] < pool;
-        const aff_tier t = p->used[0] < slab && (room || !p->shape.inclusive) ? AFF_TIER_CARD : room ? AFF_TIER_HOST : AFF_TIER_DISK;
+        const aff_tier t = p->used[0] < slab && (room || !p->shape.inclusive) ? AFF_TIER_CARD
+                           : room                                             ? AFF_TIER_HOST
+                                                                              : AFF_TIER_DISK;
         s = aff__placement_put(p, r[i].layer, r[i].e, t, err);
     }
     free(r);
@@ -222,7 +250,8 @@ static aff_status check_use(aff_placement *p, const aff_placement_use *u, aff_er
 {
     const int E = p->shape.experts;
     if (u->layer < 0 || u->layer >= p->shape.layers || u->n < 0 || u->n > E || u->n_near < 0 || u->n_near > E)
-        return aff__fail(err, AFF_E_INVALID, "placement: layer %d used %d experts and missed %d: out of range", u->layer, u->n, u->n_near);
+        return aff__fail(err, AFF_E_INVALID, "placement: layer %d used %d experts and missed %d: out of range",
+                         u->layer, u->n, u->n_near);
     for (int half = 0; half < 2; half++) {
         const int32_t *id = half ? u->near : u->id;
         if (++p->seen_now == 0) { /* once in 2^32 */
@@ -231,9 +260,12 @@ static aff_status check_use(aff_placement *p, const aff_placement_use *u, aff_er
         }
         for (int i = 0; i < (half ? u->n_near : u->n); i++) {
             if (id[i] < 0 || id[i] >= E || p->seen[id[i]] == p->seen_now)
-                return aff__fail(err, AFF_E_INVALID, "placement: layer %d: expert %d of 0 to %d is out of range or comes twice", u->layer, (int)id[i], E - 1);
+                return aff__fail(err, AFF_E_INVALID,
+                                 "placement: layer %d: expert %d of 0 to %d is out of range or comes twice", u->layer,
+                                 (int)id[i], E - 1);
             if (half ? !(u->score[i] >= 0 && u->score[i] <= 1) : u->count && u->count[i] < 1)
-                return aff__fail(err, AFF_E_INVALID, "placement: layer %d, expert %d: %s %g is out of range", u->layer, (int)id[i], half ? "score" : "count",
+                return aff__fail(err, AFF_E_INVALID, "placement: layer %d, expert %d: %s %g is out of range", u->layer,
+                                 (int)id[i], half ? "score" : "count",
                                  half ? (double)u->score[i] : (double)u->count[i]);
             p->seen[id[i]] = p->seen_now;
         }
@@ -288,7 +320,8 @@ int64_t aff__placement_excess(const aff_placement *p, aff_tier tier)
     return f < 0 ? -f : 0;
 }
 
-/* Slots that must be emptied beyond those that are being: the tier's own, and in an exclusive pool those that a smaller slab needs there. */
+/* Slots that must be emptied beyond those that are being: the tier's own, and in an exclusive pool those that a smaller
+ * slab needs there. */
 static int64_t to_empty(const aff_placement *p, int edge)
 {
     int64_t n = -free_of(p, edge);
@@ -299,8 +332,8 @@ static int64_t to_empty(const aff_placement *p, int edge)
     return n - p->leaving[edge];
 }
 
-/* Free slots that moves over an edge leave alone: its spare ones, and in an exclusive pool those that the slab is owed, which it gave
- * up when experts came up before others went down. */
+/* Free slots that moves over an edge leave alone: its spare ones, and in an exclusive pool those that the slab is owed,
+ * which it gave up when experts came up before others went down. */
 static int64_t kept_free(const aff_placement *p, int edge)
 {
     const bool owes = edge == 1 && p->edge[0] && p->lower[0] == AFF_TIER_HOST && !p->shape.inclusive;
@@ -327,7 +360,8 @@ static int64_t candidate(aff_placement *p, int edge)
 /* A pair that may change places, or (*cold < 0) an expert for an empty slot. False: none, and none in this round. */
 static bool find_pair(aff_placement *p, int edge, int64_t *hot, int64_t *cold)
 {
-    const double times = edge ? p->o.disk_hysteresis : p->o.hysteresis, gain = edge ? p->o.disk_min_gain : p->o.min_gain;
+    const double times = edge ? p->o.disk_hysteresis : p->o.hysteresis,
+                 gain = edge ? p->o.disk_min_gain : p->o.min_gain;
     const bool empty = free_of(p, edge) > kept_free(p, edge);
     for (;;) {
         *hot = candidate(p, edge);
@@ -403,7 +437,8 @@ bool aff__placement_next(aff_placement *p, aff_tier upper, aff_move *out)
 static int crossed(const aff_placement *p, aff_tier from, aff_tier to)
 {
     for (int k = 0; k < 2; k++)
-        if (p->edge[k] && ((from == (aff_tier)k && to == p->lower[k]) || (to == (aff_tier)k && from == p->lower[k]))) return k;
+        if (p->edge[k] && ((from == (aff_tier)k && to == p->lower[k]) || (to == (aff_tier)k && from == p->lower[k])))
+            return k;
     return -1;
 }
 
@@ -411,7 +446,9 @@ bool aff__placement_force(aff_placement *p, int layer, int e, aff_tier from, aff
 {
     if (!in_range(p, layer, e) || crossed(p, from, to) < 0) return false;
     const int64_t i = place_index(p, layer, e);
-    if (p->tier[i] != (uint8_t)from || p->mark[i] & (MARK_BUSY | MARK_PINNED) || (takes_slot(p, from, to) && free_of(p, to) < 1)) return false;
+    if (p->tier[i] != (uint8_t)from || p->mark[i] & (MARK_BUSY | MARK_PINNED) ||
+        (takes_slot(p, from, to) && free_of(p, to) < 1))
+        return false;
     issue(p, i, to, out);
     return true;
 }
@@ -467,7 +504,8 @@ aff_status aff__placement_released(aff_placement *p, const aff_move *m)
 {
     if (!in_range(p, m->layer, m->expert) || crossed(p, m->from, m->to) < 0) return AFF_E_INVALID;
     if (!leaves_slot(p, m->from, m->to)) return AFF_OK;
-    uint8_t *held = &p->held[(int64_t)m->from * p->shape.layers * p->shape.experts + place_index(p, m->layer, m->expert)];
+    uint8_t *held =
+        &p->held[(int64_t)m->from * p->shape.layers * p->shape.experts + place_index(p, m->layer, m->expert)];
     if (!*held) return AFF_E_INVALID;
     --*held;
     p->quarantined[m->from]--;
@@ -481,7 +519,9 @@ aff_status aff__placement_resize(aff_placement *p, aff_tier tier, int64_t slots,
     if (tier < AFF_TIER_CARD || tier > AFF_TIER_HOST || !p->edge[(int)tier] || slots < 0 || slots > INT64_MAX / 4)
         return aff__fail(err, AFF_E_INVALID, "placement: tier %d cannot have %lld slots", (int)tier, (long long)slots);
     if (p->shape.inclusive && (slab ? slots > p->shape.pool_slots : slots < p->shape.slab_slots))
-        return aff__fail(err, AFF_E_INVALID, "placement: tier %d of %lld slots: an inclusive pool cannot be smaller than the slab", (int)tier, (long long)slots);
+        return aff__fail(err, AFF_E_INVALID,
+                         "placement: tier %d of %lld slots: an inclusive pool cannot be smaller than the slab",
+                         (int)tier, (long long)slots);
     *(slab ? &p->shape.slab_slots : &p->shape.pool_slots) = slots;
     p->spare[tier] = spare_of(slab ? p->o.shadow : p->shape.pool_spare, slots, p->o.strategy == AFF_PLACE_STATIC);
     return AFF_OK;
@@ -497,13 +537,34 @@ void aff__placement_pin(aff_placement *p, int layer, int e, bool pinned)
 
 /* ---- what is ---- */
 
-aff_tier aff__placement_tier(const aff_placement *p, int layer, int e) { return (aff_tier)p->tier[place_index(p, layer, e)]; }
-bool aff__placement_busy(const aff_placement *p, int layer, int e) { return p->mark[place_index(p, layer, e)] & MARK_BUSY; }
-float aff__placement_heat(const aff_placement *p, int layer, int e) { return (float)heat_now(p, place_index(p, layer, e)); }
-int aff__placement_residents(const aff_placement *p, int layer, aff_tier tier) { return p->count[tier][layer]; }
-aff_placement_shape aff__placement_shape_now(const aff_placement *p) { return p->shape; }
-aff_placement_options aff__placement_options_now(const aff_placement *p) { return p->o; }
-aff_placement_counts aff__placement_counts_now(const aff_placement *p) { return p->n; }
+aff_tier aff__placement_tier(const aff_placement *p, int layer, int e)
+{
+    return (aff_tier)p->tier[place_index(p, layer, e)];
+}
+bool aff__placement_busy(const aff_placement *p, int layer, int e)
+{
+    return p->mark[place_index(p, layer, e)] & MARK_BUSY;
+}
+float aff__placement_heat(const aff_placement *p, int layer, int e)
+{
+    return (float)heat_now(p, place_index(p, layer, e));
+}
+int aff__placement_residents(const aff_placement *p, int layer, aff_tier tier)
+{
+    return p->count[tier][layer];
+}
+aff_placement_shape aff__placement_shape_now(const aff_placement *p)
+{
+    return p->shape;
+}
+aff_placement_options aff__placement_options_now(const aff_placement *p)
+{
+    return p->o;
+}
+aff_placement_counts aff__placement_counts_now(const aff_placement *p)
+{
+    return p->n;
+}
 
 int64_t aff__placement_free_slots(const aff_placement *p, aff_tier tier)
 {

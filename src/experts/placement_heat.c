@@ -80,7 +80,10 @@ int64_t aff__placement_best(const aff_placement *p, int tree)
 
 /* ---- heat ---- */
 
-static void set_key(aff_placement *p, int64_t i) { p->key[i] = p->decode[i] + p->o.prefill_weight * p->prefill[i]; }
+static void set_key(aff_placement *p, int64_t i)
+{
+    p->key[i] = p->decode[i] + p->o.prefill_weight * p->prefill[i];
+}
 
 /* Everything of the layer times `by`, at scale 1. */
 static void fold(aff_placement *p, int layer, double by)
@@ -95,7 +98,10 @@ static void fold(aff_placement *p, int layer, double by)
     aff__placement_rebuild(p, layer);
 }
 
-static double credit(const aff_placement_use *u, int i, double most) { return u->count ? fmin(u->count[i], most) : fmin(1, most); }
+static double credit(const aff_placement_use *u, int i, double most)
+{
+    return u->count ? fmin(u->count[i], most) : fmin(1, most);
+}
 
 static void decoded(aff_placement *p, const aff_placement_use *u)
 {
@@ -115,7 +121,8 @@ static void decoded(aff_placement *p, const aff_placement_use *u)
     }
 }
 
-/* A chunk uses most of a layer's experts: everything is gone through. Near misses of a chunk say nothing beside that. */
+/* A chunk uses most of a layer's experts: everything is gone through. Near misses of a chunk say nothing beside that.
+ */
 static void prefilled(aff_placement *p, const aff_placement_use *u)
 {
     const int64_t first = place_index(p, u->layer, 0);

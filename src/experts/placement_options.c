@@ -13,7 +13,10 @@ aff_status aff__placement_strategy_parse(const char *name, aff_placement_strateg
     return aff__fail(err, AFF_E_INVALID, "--placement-strategy: expected heat, demand or static, got '%s'", name);
 }
 
-const char *aff__placement_strategy_name(aff_placement_strategy s) { return s >= 0 && s <= AFF_PLACE_STATIC ? names[s] : "?"; }
+const char *aff__placement_strategy_name(aff_placement_strategy s)
+{
+    return s >= 0 && s <= AFF_PLACE_STATIC ? names[s] : "?";
+}
 
 void aff__placement_options_init(aff_placement_options *o)
 {
@@ -24,7 +27,8 @@ void aff__placement_options_init(aff_placement_options *o)
 aff_placement_options aff__placement_options_resolve(const aff_placement_options *o, bool inclusive)
 {
     aff_placement_options r = *o;
-#define DEFAULT(field, value) if (r.field < 0) r.field = value
+#define DEFAULT(field, value)                                                                                          \
+    if (r.field < 0) r.field = value
     DEFAULT(moves, 8);
     DEFAULT(decay, 0.98);
     DEFAULT(hysteresis, inclusive ? 1.1 : 1.25);
@@ -61,9 +65,11 @@ aff_status aff__placement_options_check(const aff_placement_options *o, aff_erro
                {"placement: decay of chunks", o->prefill_decay, 0, 1},
                {"placement: credit of a near miss", o->near, 0, 1000}};
     if (o->strategy < 0 || o->strategy > AFF_PLACE_STATIC)
-        return aff__fail(err, AFF_E_INVALID, "--placement-strategy: expected heat, demand or static, got number %d", (int)o->strategy);
+        return aff__fail(err, AFF_E_INVALID, "--placement-strategy: expected heat, demand or static, got number %d",
+                         (int)o->strategy);
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (!(all[i].value < 0) && !(all[i].value >= all[i].least && all[i].value <= all[i].most))
-            return aff__fail(err, AFF_E_INVALID, "%s: expected %g to %g, got %g", all[i].name, all[i].least, all[i].most, all[i].value);
+            return aff__fail(err, AFF_E_INVALID, "%s: expected %g to %g, got %g", all[i].name, all[i].least,
+                             all[i].most, all[i].value);
     return AFF_OK;
 }

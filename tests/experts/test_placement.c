@@ -1,5 +1,6 @@
-/* experts/placement against a model that does everything the slow way: all heats decayed at every dispatch, the hottest and the coldest
- * looked for among all experts. With powers of two as factors both compute the same numbers, so every choice must be the same one. */
+/* experts/placement against a model that does everything the slow way: all heats decayed at every dispatch, the hottest
+ * and the coldest looked for among all experts. With powers of two as factors both compute the same numbers, so every
+ * choice must be the same one. */
 #include "support/test.h"
 #include "base/mem.h"
 #include "base/rng.h"
@@ -28,11 +29,26 @@ typedef struct model {
     aff_placement_counts n;
 } model;
 
-static int all_of(const model *m) { return m->s.layers * m->s.experts; }
-static bool has_edge(const model *m, int k) { return k ? m->s.pool_slots > 0 : m->s.slab_slots > 0; }
-static int lower_of(const model *m, int k) { return k == 0 && m->s.pool_slots > 0 ? 1 : 2; }
-static bool stays(const model *m, int from, int to) { return m->s.inclusive && from == 1 && to == 0; } /* the slot left behind */
-static double heat_of(const model *m, int i) { return m->decode[i] + m->o.prefill_weight * m->prefill[i]; }
+static int all_of(const model *m)
+{
+    return m->s.layers * m->s.experts;
+}
+static bool has_edge(const model *m, int k)
+{
+    return k ? m->s.pool_slots > 0 : m->s.slab_slots > 0;
+}
+static int lower_of(const model *m, int k)
+{
+    return k == 0 && m->s.pool_slots > 0 ? 1 : 2;
+}
+static bool stays(const model *m, int from, int to)
+{
+    return m->s.inclusive && from == 1 && to == 0;
+} /* the slot left behind */
+static double heat_of(const model *m, int i)
+{
+    return m->decode[i] + m->o.prefill_weight * m->prefill[i];
+}
 
 /* Slots of a tier that are taken: by experts, copies, moves under way, and places not yet released. */
 static int64_t free_of(const model *m, int t)
@@ -53,7 +69,8 @@ static int64_t leaving(const model *m, int t)
 static int above(const model *m, int k, int layer)
 {
     int n = 0;
-    for (int i = layer * m->s.experts; i < (layer + 1) * m->s.experts; i++) n += (m->to[i] >= 0 ? m->to[i] : m->tier[i]) <= k;
+    for (int i = layer * m->s.experts; i < (layer + 1) * m->s.experts; i++)
+        n += (m->to[i] >= 0 ? m->to[i] : m->tier[i]) <= k;
     return n;
 }
 static int best(const model *m, int k, bool up)
@@ -71,12 +88,30 @@ static int best(const model *m, int k, bool up)
     return b;
 }
 
-static bool owes(const model *m, int k) { return k == 1 && has_edge(m, 0) && lower_of(m, 0) == 1 && !m->s.inclusive; }
-static int64_t more(int64_t n) { return n > 0 ? n : 0; }
-static int64_t to_empty(const model *m, int k) { return -free_of(m, k) + (owes(m, k) ? more(to_empty(m, 0)) : 0) - leaving(m, k); }
-static int64_t kept(const model *m, int k) { return m->spare[k] + (owes(m, k) ? more(m->spare[0] - free_of(m, 0) - leaving(m, 0)) : 0); }
-static bool room_below(const model *m, int k) { return lower_of(m, k) == 2 || m->s.inclusive || free_of(m, 1) > 0; }
-static bool fixed(const model *m, int i) { return m->to[i] >= 0 || m->pinned[i] || m->barred[i]; }
+static bool owes(const model *m, int k)
+{
+    return k == 1 && has_edge(m, 0) && lower_of(m, 0) == 1 && !m->s.inclusive;
+}
+static int64_t more(int64_t n)
+{
+    return n > 0 ? n : 0;
+}
+static int64_t to_empty(const model *m, int k)
+{
+    return -free_of(m, k) + (owes(m, k) ? more(to_empty(m, 0)) : 0) - leaving(m, k);
+}
+static int64_t kept(const model *m, int k)
+{
+    return m->spare[k] + (owes(m, k) ? more(m->spare[0] - free_of(m, 0) - leaving(m, 0)) : 0);
+}
+static bool room_below(const model *m, int k)
+{
+    return lower_of(m, k) == 2 || m->s.inclusive || free_of(m, 1) > 0;
+}
+static bool fixed(const model *m, int i)
+{
+    return m->to[i] >= 0 || m->pinned[i] || m->barred[i];
+}
 
 static int issue(model *m, int i, int to)
 {
@@ -105,7 +140,8 @@ static int model_next(model *m, int k)
     }
     const int second = m->second[k];
     m->second[k] = -1;
-    if (second >= 0 && m->tier[second] == k && !fixed(m, second) && room_below(m, k)) return issue(m, second, lower_of(m, k));
+    if (second >= 0 && m->tier[second] == k && !fixed(m, second) && room_below(m, k))
+        return issue(m, second, lower_of(m, k));
     if (m->left[k] < 1 || m->o.strategy == AFF_PLACE_STATIC) return -1;
     const bool empty = free_of(m, k) > kept(m, k);
     int hot, cold;
@@ -148,7 +184,8 @@ static void model_note(model *m, const aff_placement_use *u)
     for (int k = 0; k < u->n; k++) {
         const int i = first + u->id[k];
         m->n.used[pre][m->tier[i]]++;
-        *(pre ? &m->prefill[i] : &m->decode[i]) += fmin(u->count ? u->count[k] : 1, pre ? m->o.prefill_credit : m->o.credit);
+        *(pre ? &m->prefill[i] : &m->decode[i]) +=
+            fmin(u->count ? u->count[k] : 1, pre ? m->o.prefill_credit : m->o.credit);
         m->barred[i] = false;
         used[u->id[k]] = true;
     }
@@ -209,9 +246,15 @@ typedef struct run {
     bool exact;
 } run;
 
-static int dice(run *r, int n) { return (int)(aff__splitmix64(&r->seed) % (uint64_t)n); }
+static int dice(run *r, int n)
+{
+    return (int)(aff__splitmix64(&r->seed) % (uint64_t)n);
+}
 
-static int64_t clipped(int64_t wanted, int64_t slots, bool still) { return still ? 0 : wanted < slots / 8 ? wanted : slots / 8; }
+static int64_t clipped(int64_t wanted, int64_t slots, bool still)
+{
+    return still ? 0 : wanted < slots / 8 ? wanted : slots / 8;
+}
 
 static void start(run *r, aff_placement_shape s, aff_placement_options o, const float *profile)
 {
@@ -234,7 +277,12 @@ static void event_note(run *r)
     int32_t id[MOST], count[MOST], near[MOST];
     float score[MOST];
     const int E = r->m.s.experts;
-    aff_placement_use u = {.layer = dice(r, r->m.s.layers), .phase = dice(r, 8) ? AFF_USE_DECODE : AFF_USE_PREFILL, .id = id, .count = dice(r, 4) ? count : NULL, .near = near, .score = score};
+    aff_placement_use u = {.layer = dice(r, r->m.s.layers),
+                           .phase = dice(r, 8) ? AFF_USE_DECODE : AFF_USE_PREFILL,
+                           .id = id,
+                           .count = dice(r, 4) ? count : NULL,
+                           .near = near,
+                           .score = score};
     const int rarity = u.phase == AFF_USE_PREFILL ? 2 : 4;
     for (int e = 0; e < E; e++) {
         const bool hot = e % 5 == u.layer % 5; /* some are used more often than others */
@@ -313,8 +361,8 @@ static void event_rare(run *r)
         aff_move v;
         const int from = dice(r, 3), to = dice(r, 3), up = from < to ? from : to;
         const bool copies = to < 2 && !(m->s.inclusive && from == 0),
-                   ok = from != to && has_edge(m, up > 1 ? 1 : up) && (from > to ? from : to) == lower_of(m, up) && m->tier[i] == from && m->to[i] < 0 && !m->pinned[i] &&
-                        (!copies || free_of(m, to) > 0);
+                   ok = from != to && has_edge(m, up > 1 ? 1 : up) && (from > to ? from : to) == lower_of(m, up) &&
+                        m->tier[i] == from && m->to[i] < 0 && !m->pinned[i] && (!copies || free_of(m, to) > 0);
         assert_int_equal(aff__placement_force(r->p, l, e, (aff_tier)from, (aff_tier)to, &v), ok);
         if (ok) {
             issue(m, i, to);
@@ -369,19 +417,21 @@ static void equals_the_slow_model(void **state)
     static const struct {
         int slab, pool, spare;
         bool inclusive;
-    } sizes[] = {{18, 26, 2, false}, {8, 12, 2, false},  {8, 40, 0, true}, {8, 20, 2, true}, {0, 10, 1, false}, {0, 1, 0, false},
-                 {1, 39, 0, false},  {1, 1, 0, false},   {40, 0, 0, false}, {12, 0, 0, false}, {40, 40, 0, true}, {1, 1, 0, true},
-                 {24, 24, 8, false}, {100, 100, 9, false}};
+    } sizes[] = {{18, 26, 2, false}, {8, 12, 2, false}, {8, 40, 0, true},   {8, 20, 2, true},    {0, 10, 1, false},
+                 {0, 1, 0, false},   {1, 39, 0, false}, {1, 1, 0, false},   {40, 0, 0, false},   {12, 0, 0, false},
+                 {40, 40, 0, true},  {1, 1, 0, true},   {24, 24, 8, false}, {100, 100, 9, false}};
     enum { SIZES = sizeof sizes / sizeof *sizes, EACH = 1000000 / SIZES / 3 + 1 };
     for (int i = 0; i < SIZES; i++)
         for (int strategy = 0; strategy < 3; strategy++) {
             const aff_placement_shape s = {4, 10, sizes[i].slab, sizes[i].pool, sizes[i].spare, sizes[i].inclusive};
-            const int64_t moved = play(s, exact_options((aff_placement_strategy)strategy), EACH, (uint64_t)(i * 3 + strategy));
+            const int64_t moved =
+                play(s, exact_options((aff_placement_strategy)strategy), EACH, (uint64_t)(i * 3 + strategy));
             if (strategy == AFF_PLACE_HEAT && s.slab_slots + s.pool_slots < 40) assert_in_range(moved, 100, EACH);
         }
 }
 
-/* Factors that round: heats stay within rounding of the slow ones through many foldings, and what goes up is the hottest, what goes down the coldest. */
+/* Factors that round: heats stay within rounding of the slow ones through many foldings, and what goes up is the
+ * hottest, what goes down the coldest. */
 static void heats_with_any_factor(void **state)
 {
     static const double decays[] = {0.98, 0.9, 1e-3, 1, 0};
@@ -438,7 +488,9 @@ static void rules_by_hand(void **state)
     /* 2 x 4, two slots, everything in the pool as well. */
     must(aff__placement_create(&p, &(aff_placement_shape){2, 4, 2, 8, 0, true}, &o, &err));
     must(aff__placement_fill(p, NULL, &err));
-    for (int i = 0; i < 8; i++) assert_int_equal(aff__placement_tier(p, i / 4, i % 4), i % 4 ? AFF_TIER_HOST : AFF_TIER_CARD); /* every layer its expert 0 */
+    for (int i = 0; i < 8; i++)
+        assert_int_equal(aff__placement_tier(p, i / 4, i % 4),
+                         i % 4 ? AFF_TIER_HOST : AFF_TIER_CARD); /* every layer its expert 0 */
     use(p, 1, 2, (int32_t[]){3, 2}, (int32_t[]){1, 1});
     assert_false(aff__placement_next(p, AFF_TIER_CARD, &v)); /* 1 < 0 * 1.25 + 1.5 */
     use(p, 1, 1, (int32_t[]){3}, (int32_t[]){1});
@@ -487,7 +539,11 @@ static void a_prompt_is_capped(void **state)
     o.credit = 3;
     must(aff__placement_create(&p, &(aff_placement_shape){1, 4, 1, 4, 0, true}, &o, &err));
     for (int i = 0; i < 2; i++)
-        must(aff__placement_note(p, &(aff_placement_use){.phase = AFF_USE_PREFILL, .n = 2, .id = (int32_t[]){0, 1}, .count = (int32_t[]){1000, 2}}, &err));
+        must(aff__placement_note(
+            p,
+            &(aff_placement_use){
+                .phase = AFF_USE_PREFILL, .n = 2, .id = (int32_t[]){0, 1}, .count = (int32_t[]){1000, 2}},
+            &err));
     assert_float_equal(aff__placement_heat(p, 0, 0), 0.5 * (4 + 0.5 * 4), 1e-6);
     assert_float_equal(aff__placement_heat(p, 0, 1), 0.5 * (2 + 0.5 * 2), 1e-6);
     use(p, 0, 1, (int32_t[]){2}, (int32_t[]){9});
@@ -503,7 +559,9 @@ static void refuses_bad_input(void **state)
     aff_placement *p;
     aff_placement_options o;
     aff__placement_options_init(&o);
-    const aff_placement_shape bad[] = {{0, 4, 1, 1}, {1, 0, 1, 1}, {4097, 1}, {1, 65537}, {1, 4, -1, 4}, {1, 4, 1, -4}, {1, 4, 1, 4, -1}, {1, 4, 3, 2, 0, true}, {1, 4, INT64_MAX}};
+    const aff_placement_shape bad[] = {{0, 4, 1, 1},     {1, 0, 1, 1},          {4097, 1},
+                                       {1, 65537},       {1, 4, -1, 4},         {1, 4, 1, -4},
+                                       {1, 4, 1, 4, -1}, {1, 4, 3, 2, 0, true}, {1, 4, INT64_MAX}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         assert_int_equal(aff__placement_create(&p, &bad[i], &o, &err), AFF_E_INVALID);
         assert_null(p);
@@ -519,7 +577,8 @@ static void refuses_bad_input(void **state)
     assert_int_equal(aff__placement_put(p, 2, 0, AFF_TIER_CARD, &err), AFF_E_INVALID);
     const float scores[] = {NAN, INFINITY, -INFINITY, -0.5f, 1.5f};
     for (int i = 0; i < 5; i++) {
-        const aff_placement_use u = {.n = 1, .id = (int32_t[]){0}, .n_near = 1, .near = (int32_t[]){1}, .score = &scores[i]};
+        const aff_placement_use u = {
+            .n = 1, .id = (int32_t[]){0}, .n_near = 1, .near = (int32_t[]){1}, .score = &scores[i]};
         assert_int_equal(aff__placement_note(p, &u, &err), AFF_E_INVALID);
         assert_non_null(strstr(err.msg, "score"));
     }
@@ -532,14 +591,17 @@ static void refuses_bad_input(void **state)
                                        {.n = 2, .id = (int32_t[]){1, 1}},
                                        {.n = 1, .id = (int32_t[]){1}, .count = (int32_t[]){0}},
                                        {.n_near = 2, .near = (int32_t[]){1, 1}, .score = (float[]){0, 0}}};
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) assert_int_equal(aff__placement_note(p, &wrong[i], &err), AFF_E_INVALID);
-    for (int i = 0; i < 8; i++) assert_float_equal(aff__placement_heat(p, i / 4, i % 4), 0, 0); /* nothing was changed */
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        assert_int_equal(aff__placement_note(p, &wrong[i], &err), AFF_E_INVALID);
+    for (int i = 0; i < 8; i++)
+        assert_float_equal(aff__placement_heat(p, i / 4, i % 4), 0, 0); /* nothing was changed */
     assert_int_equal(aff__placement_counts_now(p).notes[0], 0);
     assert_int_equal(aff__placement_landed(p, &(aff_move){0, 0, AFF_TIER_CARD, AFF_TIER_HOST, true}), AFF_E_INVALID);
     assert_int_equal(aff__placement_failed(p, &(aff_move){9, 0, AFF_TIER_CARD, AFF_TIER_HOST, true}), AFF_E_INVALID);
     aff_move v;
     assert_false(aff__placement_next(p, AFF_TIER_DISK, &v));
-    assert_false(aff__placement_force(p, 0, 0, AFF_TIER_CARD, AFF_TIER_DISK, &v)); /* no neighbours: the pool is between */
+    assert_false(
+        aff__placement_force(p, 0, 0, AFF_TIER_CARD, AFF_TIER_DISK, &v)); /* no neighbours: the pool is between */
     aff__placement_free(p);
     for (unsigned n = 1; n < 40; n++) {
         aff__alloc_fail_after(n);
@@ -580,7 +642,10 @@ static void knobs_at_their_ends(void **state)
     for (size_t i = 0; i < sizeof knobs / sizeof *knobs; i++)
         for (int end = 0; end < 4; end++) {
             aff_placement_options o = exact_options(AFF_PLACE_HEAT);
-            const double v = end == 0 ? knobs[i].least : end == 1 ? knobs[i].most : end == 2 ? knobs[i].most * 1.01 + 1 : NAN;
+            const double v = end == 0   ? knobs[i].least
+                             : end == 1 ? knobs[i].most
+                             : end == 2 ? knobs[i].most * 1.01 + 1
+                                        : NAN;
             if (knobs[i].whole && end == 3) continue;
             if (knobs[i].whole)
                 *(int *)((char *)&o + knobs[i].at) = (int)v;
@@ -603,7 +668,9 @@ static void knobs_at_their_ends(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(rules_by_hand),     cmocka_unit_test(a_prompt_is_capped), cmocka_unit_test(refuses_bad_input),
-                                       cmocka_unit_test(knobs_at_their_ends), cmocka_unit_test(heats_with_any_factor), cmocka_unit_test(equals_the_slow_model)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rules_by_hand),         cmocka_unit_test(a_prompt_is_capped),
+        cmocka_unit_test(refuses_bad_input),     cmocka_unit_test(knobs_at_their_ends),
+        cmocka_unit_test(heats_with_any_factor), cmocka_unit_test(equals_the_slow_model)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
