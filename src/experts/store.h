@@ -6,6 +6,7 @@
 #ifndef AFF_EXPERTS_STORE_H
 #define AFF_EXPERTS_STORE_H
 #include "backend/types.h"
+#include "experts/placement.h"
 #include "format/container.h"
 #include "format/safetensors.h"
 
@@ -46,6 +47,5 @@ aff_expert_copies aff__experts_copies(aff_experts *s);
 void aff__experts_limit(aff_experts *s, uint64_t bytes);
 /* Where an expert's bytes are at this moment: a file's page that the system has dropped counts as on disk. Only the first page of the
  * expert is asked for, with a call of the system: for displays, not for the token path. Thread safe. */
-typedef enum aff_tier { AFF_TIER_CARD, AFF_TIER_HOST, AFF_TIER_DISK } aff_tier;
 aff_tier aff__experts_tier(aff_experts *s, int layer, int e);
 #endif
