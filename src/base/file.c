@@ -10,6 +10,31 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+static void stamp(const struct stat *st, aff_stamp *s)
+{
+    *s = (aff_stamp){.dev = (uint64_t)st->st_dev,
+                     .ino = (uint64_t)st->st_ino,
+                     .size = (uint64_t)st->st_size,
+                     .sec = (int64_t)st->st_mtim.tv_sec,
+                     .nsec = (int64_t)st->st_mtim.tv_nsec};
+}
+
+bool aff__stamp_of(int fd, aff_stamp *s)
+{
+    struct stat st;
+    if (fstat(fd, &st) != 0) return false;
+    stamp(&st, s);
+    return true;
+}
+
+bool aff__stamp_at(const char *path, aff_stamp *s)
+{
+    struct stat st;
+    if (stat(path, &st) != 0) return false;
+    stamp(&st, s);
+    return true;
+}
+
 aff_status aff__map_open(aff_map *m, const char *path, aff_error *err)
 {
     *m = (aff_map){0};
@@ -28,6 +53,7 @@ aff_status aff__map_open(aff_map *m, const char *path, aff_error *err)
         } else {
             m->data = p;
             m->size = (uint64_t)st.st_size;
+            stamp(&st, &m->stamp);
         }
     }
     close(fd);

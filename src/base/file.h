@@ -3,10 +3,26 @@
 #define AFF_BASE_FILE_H
 #include "base/status.h"
 
+/* What tells that a file is another one, or was written to. */
+typedef struct aff_stamp {
+    uint64_t dev, ino, size;
+    int64_t sec, nsec; /* of its last change */
+} aff_stamp;
+/* Of an open file; false: the system does not say. */
+bool aff__stamp_of(int fd, aff_stamp *s);
+/* Of a name. */
+bool aff__stamp_at(const char *path, aff_stamp *s);
+static inline bool aff__stamp_same_file(const aff_stamp *a, const aff_stamp *b) { return a->dev == b->dev && a->ino == b->ino; }
+static inline bool aff__stamp_same_content(const aff_stamp *a, const aff_stamp *b)
+{
+    return a->size == b->size && a->sec == b->sec && a->nsec == b->nsec;
+}
+
 /* A read-only shared mapping of a regular file. data is NULL when size is 0. */
 typedef struct aff_map {
     const uint8_t *data;
     uint64_t size;
+    aff_stamp stamp; /* as it was opened */
 } aff_map;
 aff_status aff__map_open(aff_map *m, const char *path, aff_error *err);
 void aff__map_close(aff_map *m);

@@ -10,6 +10,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+enum { PAGE = 4096, PLANE = 256 };
+
 /* A permuted record, or the lack of one. */
 typedef struct copy {
     uint8_t *data;
@@ -21,8 +23,10 @@ struct aff_experts {
     aff_expert_shape shape;
     int layers, experts;
     aff_expert *expert; /* [layers*experts]; a row-major expert has codes NULL until its first use */
+    aff_slot_layout layout;
+    const aff_container *container; /* NULL: of a checkpoint, or in memory */
+    const aff_ckpt *ckpt;
     /* Row-major files only. */
-    const aff_container *container;
     copy *copies;   /* [layers*experts], or NULL */
     int head, tail; /* copies that nobody holds, the latest used first; -1: none */
     aff_expert_copies stats;
@@ -88,6 +92,27 @@ static aff_expert in_record(const aff_clayer *l, const uint8_t *record)
     return (aff_expert){planes(&l->gate, record), planes(&l->up, record), planes(&l->down, record)};
 }
 
+/* A slot is laid out as the first layer's records are. */
+static aff_slot_layout layout_of(aff_dtype dtype, const aff_clayer *l)
+{
+    const aff_matdesc *m[3] = {&l->gate, &l->up, &l->down};
+    aff_slot_layout y = {.dtype = dtype, .bytes = l->stride, .pitch = aff__align_up(l->stride, PAGE)};
+    for (int i = 0; i < 3; i++) {
+        const uint64_t off[3] = {m[i]->data_off, m[i]->scale_off, m[i]->rscale_off},
+                       size[3] = {m[i]->data_size, m[i]->scale_size, m[i]->rscale_size};
+        for (int k = 0; k < 3; k++) {
+            y.plane[i][k] = size[k] ? off[k] : 0;
+            y.size[i][k] = size[k];
+        }
+    }
+    return y;
+}
+
+static bool same_layout(const aff_slot_layout *a, const aff_slot_layout *b)
+{
+    return a->dtype == b->dtype && a->bytes == b->bytes && memcmp(a->plane, b->plane, sizeof a->plane) == 0 && memcmp(a->size, b->size, sizeof a->size) == 0;
+}
+
 static aff_status check_layers(const aff_container *c, int layers, int experts, int hidden, int inter, aff_error *err)
 {
     const char *path = aff__container_path(c);
@@ -124,6 +149,8 @@ aff_status aff__experts_from_container(aff_experts **out, const aff_container *c
     aff_experts *s;
     AFF_TRY(create(&s, layers, experts, hidden, inter, stored == AFF_MXFP4 ? AFF_MXFP4 : AFF_Q2P875G, err));
     s->bytes = aff__container_layer(c, 0)->stride;
+    s->container = c;
+    s->layout = layout_of(s->shape.dtype, aff__container_layer(c, 0));
     aff_status st = AFF_OK;
     if (stored != AFF_MXFP4) {
         st = codebook ? aff__calloc(&s->table, 2, sizeof *s->table, "codebook", err)
@@ -132,7 +159,6 @@ aff_status aff__experts_from_container(aff_experts **out, const aff_container *c
         s->shape.table = (const int16_t(*)[1024][4])s->table;
     }
     if (st == AFF_OK && stored == AFF_Q2P875Q4) {
-        s->container = c;
         s->stats.each = aff__container_layer(c, 0)->stride;
         st = aff__calloc(&s->copies, (uint64_t)layers * (uint64_t)experts, sizeof *s->copies, "expert store", err);
     } else if (st == AFF_OK) {
@@ -160,6 +186,7 @@ aff_status aff__experts_from_records(aff_experts **out, const aff_clayer *l, int
     }
     s->records = records;
     s->bytes = l->stride;
+    s->layout = layout_of(AFF_Q2P875G, l);
     st = aff__calloc(&s->table, 2, sizeof *s->table, "codebook", err);
     if (st != AFF_OK) {
         aff__experts_free(s);
@@ -170,6 +197,21 @@ aff_status aff__experts_from_records(aff_experts **out, const aff_clayer *l, int
     for (int i = 0; i < layers * s->experts; i++) s->expert[i] = in_record(l, records + (uint64_t)i * l->stride);
     *out = s;
     return AFF_OK;
+}
+
+/* A slot for a checkpoint's expert has its planes in the order of a record. */
+static aff_slot_layout gathered_layout(int hidden, int inter)
+{
+    aff_slot_layout y = {.dtype = AFF_MXFP4};
+    const uint64_t n = (uint64_t)hidden * (uint64_t)inter;
+    for (int k = 0; k < 2; k++)
+        for (int m = 0; m < 3; m++) {
+            y.size[m][k] = k ? n / 32 : n / 2;
+            y.plane[m][k] = y.bytes;
+            y.bytes = aff__align_up(y.bytes + y.size[m][k], PLANE);
+        }
+    y.pitch = aff__align_up(y.bytes, PAGE);
+    return y;
 }
 
 /* One plane of a checkpoint's expert. */
@@ -223,6 +265,8 @@ aff_status aff__experts_from_checkpoint(aff_experts **out, const aff_ckpt *c, co
     aff_experts *s;
     AFF_TRY(create(&s, layers, experts, hidden, inter, AFF_MXFP4, err));
     s->bytes = 3 * (uint64_t)hidden * (uint64_t)inter / 32 * 17; /* 16 bytes of codes and a scale for 32 columns */
+    s->ckpt = c;
+    s->layout = gathered_layout(hidden, inter);
     aff_status st = bind_checkpoint(s, c, prefix, err);
     if (st != AFF_OK) {
         aff__experts_free(s);
@@ -230,6 +274,122 @@ aff_status aff__experts_from_checkpoint(aff_experts **out, const aff_ckpt *c, co
     }
     *out = s;
     return AFF_OK;
+}
+
+/* ---- slots ---- */
+
+aff_slot_layout aff__experts_layout(const aff_experts *s)
+{
+    return s->layout;
+}
+int aff__experts_layers(const aff_experts *s)
+{
+    return s->layers;
+}
+int aff__experts_per_layer(const aff_experts *s)
+{
+    return s->experts;
+}
+bool aff__experts_row_major(const aff_experts *s)
+{
+    return s->copies != NULL;
+}
+bool aff__experts_in_place(const aff_experts *s)
+{
+    return !s->copies;
+}
+aff_expert aff__experts_at(const aff_experts *s, int layer, int e)
+{
+    return s->expert[layer * s->experts + e];
+}
+
+aff_expert aff__slot_expert(const aff_slot_layout *y, const uint8_t *slot)
+{
+    aff_expert_mat m[3];
+    for (int i = 0; i < 3; i++)
+        m[i] = (aff_expert_mat){slot + y->plane[i][0], slot + y->plane[i][1], y->size[i][2] ? slot + y->plane[i][2] : NULL};
+    return (aff_expert){m[0], m[1], m[2]};
+}
+
+/* The planes of an expert that lies somewhere, in the order of aff_slot_layout. */
+static void planes_of(const aff_expert *e, const uint8_t *out[3][3])
+{
+    const aff_expert_mat *m[3] = {&e->gate, &e->up, &e->down};
+    for (int i = 0; i < 3; i++) {
+        out[i][0] = m[i]->codes;
+        out[i][1] = m[i]->fields;
+        out[i][2] = m[i]->rscale;
+    }
+}
+
+void aff__experts_arrange(const aff_experts *s, int layer, uint8_t *slot, const uint8_t *record)
+{
+    const aff_clayer *l = aff__container_layer(s->container, (uint32_t)layer);
+    const aff_slot_layout here = layout_of(s->shape.dtype, l);
+    const bool same = same_layout(&here, &s->layout);
+    if (same) aff__expert_record_permute(l, slot, record, true);
+    for (int i = 0; i < 3 && !same; i++) {
+        const aff_matdesc *m[3] = {&l->gate, &l->up, &l->down};
+        aff__expert_plane_permute(slot + s->layout.plane[i][0], record + here.plane[i][0], m[i], false, true);
+        aff__expert_plane_permute(slot + s->layout.plane[i][1], record + here.plane[i][1], m[i], true, true);
+        memcpy(slot + s->layout.plane[i][2], record + here.plane[i][2], (size_t)here.size[i][2]);
+    }
+}
+
+void aff__experts_copy(const aff_experts *s, int layer, int e, uint8_t *slot)
+{
+    const uint8_t *from[3][3];
+    if (s->copies) {
+        aff__experts_arrange(s, layer, slot, aff__container_expert(s->container, (uint32_t)layer, (uint32_t)e));
+        return;
+    }
+    planes_of(&s->expert[layer * s->experts + e], from);
+    for (int i = 0; i < 9; i++)
+        if (s->layout.size[i / 3][i % 3]) memcpy(slot + s->layout.plane[i / 3][i % 3], from[i / 3][i % 3], (size_t)s->layout.size[i / 3][i % 3]);
+}
+
+int aff__experts_files(const aff_experts *s)
+{
+    if (s->container) return aff__container_file(s->container) ? 1 : 0;
+    return s->ckpt && aff__ckpt_shard_map(s->ckpt, 0)->data ? aff__ckpt_shards(s->ckpt) : 0;
+}
+
+aff_expert_file aff__experts_file(const aff_experts *s, int i)
+{
+    if (s->container) return (aff_expert_file){aff__container_path(s->container), aff__container_file(s->container)};
+    return (aff_expert_file){aff__ckpt_shard_path(s->ckpt, i), aff__ckpt_shard_map(s->ckpt, i)};
+}
+
+/* The file whose mapping has the address. */
+static aff_piece piece_at(const aff_experts *s, const uint8_t *data, uint64_t bytes, uint64_t at)
+{
+    aff_piece p = {.bytes = bytes, .at = at};
+    for (int n = aff__experts_files(s); p.file < n; p.file++) {
+        const aff_map *m = aff__experts_file(s, p.file).map;
+        if (!m->data || (uintptr_t)data < (uintptr_t)m->data || (uintptr_t)data - (uintptr_t)m->data >= m->size) continue;
+        p.off = (uint64_t)(data - m->data);
+        return p;
+    }
+    return (aff_piece){0};
+}
+
+int aff__experts_pieces(const aff_experts *s, int layer, int e, aff_piece out[AFF_MAX_PIECES])
+{
+    int n = 0;
+    const uint8_t *from[3][3];
+    if (!aff__experts_files(s)) return 0;
+    if (s->container) { /* a record as it stands, if slots are like it */
+        const aff_clayer *l = aff__container_layer(s->container, (uint32_t)layer);
+        const aff_slot_layout here = layout_of(s->shape.dtype, l);
+        if (s->copies || same_layout(&here, &s->layout)) {
+            out[0] = piece_at(s, aff__container_expert(s->container, (uint32_t)layer, (uint32_t)e), l->stride, 0);
+            return 1;
+        }
+    }
+    planes_of(&s->expert[layer * s->experts + e], from);
+    for (int i = 0; i < 9; i++)
+        if (s->layout.size[i / 3][i % 3]) out[n++] = piece_at(s, from[i / 3][i % 3], s->layout.size[i / 3][i % 3], s->layout.plane[i / 3][i % 3]);
+    return n;
 }
 
 /* ---- copies of row-major experts; under the lock ---- */

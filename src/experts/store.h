@@ -6,6 +6,7 @@
 #ifndef AFF_EXPERTS_STORE_H
 #define AFF_EXPERTS_STORE_H
 #include "backend/types.h"
+#include "base/file.h"
 #include "experts/placement.h"
 #include "format/container.h"
 #include "format/safetensors.h"
@@ -34,6 +35,46 @@ aff_expert_shape aff__experts_shape(const aff_experts *s);
 /* Addresses of expert e of layer l, valid until aff__experts_put gives it back. Thread safe. */
 aff_status aff__experts_get(aff_experts *s, int layer, int e, aff_expert *out, aff_error *err);
 void aff__experts_put(aff_experts *s, int layer, int e);
+
+/* ---- slots: memory of this program that holds one expert in the kernels' layout ---- */
+
+/* One for all experts of a store. */
+typedef struct aff_slot_layout {
+    aff_dtype dtype;      /* AFF_Q2P875G or AFF_MXFP4 */
+    uint64_t bytes;       /* of a record */
+    uint64_t pitch;       /* from slot to slot: bytes rounded up to 4096 */
+    uint64_t plane[3][3]; /* where in the slot: gate, up, down; codes, fields, row scales (0 for MXFP4, which has none) */
+    uint64_t size[3][3];  /* bytes of each */
+} aff_slot_layout;
+aff_slot_layout aff__experts_layout(const aff_experts *s);
+aff_expert aff__slot_expert(const aff_slot_layout *y, const uint8_t *slot);
+
+/* Experts can be used where they lie, in the file's mapping or in memory: all but row-major ones. */
+bool aff__experts_in_place(const aff_experts *s);
+/* Where that is; only then. */
+aff_expert aff__experts_at(const aff_experts *s, int layer, int e);
+/* Copies an expert into a slot (layout.bytes) by way of the mapping. For few experts: it fills the page cache. */
+void aff__experts_copy(const aff_experts *s, int layer, int e, uint8_t *slot);
+
+/* What an expert's slot is made of: bytes [off, off+bytes) of a file stand at `at` in the slot, or, of a row-major store (one piece), in a record
+ * that aff__experts_arrange then turns into a slot. */
+enum { AFF_MAX_PIECES = 9 };
+typedef struct aff_piece {
+    int file; /* aff__experts_file */
+    uint64_t off, bytes, at;
+} aff_piece;
+int aff__experts_pieces(const aff_experts *s, int layer, int e, aff_piece out[AFF_MAX_PIECES]); /* 0: it is in memory only */
+bool aff__experts_row_major(const aff_experts *s);
+void aff__experts_arrange(const aff_experts *s, int layer, uint8_t *slot, const uint8_t *record);
+/* Files that pieces are of: none when everything is in memory. */
+typedef struct aff_expert_file {
+    const char *path;
+    const aff_map *map; /* as it was opened */
+} aff_expert_file;
+int aff__experts_files(const aff_experts *s);
+aff_expert_file aff__experts_file(const aff_experts *s, int i);
+int aff__experts_layers(const aff_experts *s);
+int aff__experts_per_layer(const aff_experts *s);
 
 /* Copies of row-major experts. 0 bytes each where the file has the kernels' layout. */
 typedef struct aff_expert_copies {

@@ -39,6 +39,7 @@ void aff__container_close(aff_container *c);
 
 const char *aff__container_path(const aff_container *c);
 uint64_t aff__container_size(const aff_container *c);
+const struct aff_map *aff__container_file(const aff_container *c); /* base/file.h; NULL over bytes of the caller */
 void aff__container_meta(const aff_container *c, const char **text, size_t *size);       /* config.json, verbatim */
 void aff__container_provenance(const aff_container *c, const char **text, size_t *size); /* size 0 when absent */
 uint64_t aff__container_tensors(const aff_container *c);

@@ -339,6 +339,10 @@ const char *aff__container_path(const aff_container *c)
 {
     return c->path;
 }
+const aff_map *aff__container_file(const aff_container *c)
+{
+    return c->map.data ? &c->map : NULL;
+}
 uint64_t aff__container_size(const aff_container *c)
 {
     return c->size;

@@ -383,6 +383,10 @@ int aff__ckpt_shards(const aff_ckpt *c)
 {
     return c->n_shards;
 }
+const aff_map *aff__ckpt_shard_map(const aff_ckpt *c, int s)
+{
+    return &c->shards[s].map;
+}
 const char *aff__ckpt_shard_path(const aff_ckpt *c, int s)
 {
     return s >= 0 && s < c->n_shards ? c->shards[s].path : NULL;

@@ -58,4 +58,5 @@ uint64_t aff__ckpt_count(const aff_ckpt *c);
 const aff_st_tensor *aff__ckpt_at(const aff_ckpt *c, uint64_t i);
 int aff__ckpt_shards(const aff_ckpt *c);
 const char *aff__ckpt_shard_path(const aff_ckpt *c, int shard);
+const struct aff_map *aff__ckpt_shard_map(const aff_ckpt *c, int shard); /* base/file.h; data NULL over bytes of the caller */
 #endif

@@ -267,14 +267,18 @@ static void permute_plane(uint8_t *dst, const uint8_t *src, uint64_t rows, uint6
     }
 }
 
+void aff__expert_plane_permute(uint8_t *dst, const uint8_t *src, const aff_matdesc *m, bool fields, bool to_groups)
+{
+    permute_plane(dst, src, m->rows, m->cols / GROUP, fields ? FIELD_BYTES : CODE_BYTES, to_groups);
+}
+
 void aff__expert_record_permute(const aff_clayer *layer, uint8_t *dst, const uint8_t *src, bool to_groups)
 {
     const aff_matdesc *m[3] = {&layer->gate, &layer->up, &layer->down};
     memcpy(dst, src, layer->stride);
     for (int i = 0; i < 3; i++) {
-        uint64_t groups = m[i]->cols / GROUP;
-        permute_plane(dst + m[i]->data_off, src + m[i]->data_off, m[i]->rows, groups, CODE_BYTES, to_groups);
-        permute_plane(dst + m[i]->scale_off, src + m[i]->scale_off, m[i]->rows, groups, FIELD_BYTES, to_groups);
+        aff__expert_plane_permute(dst + m[i]->data_off, src + m[i]->data_off, m[i], false, to_groups);
+        aff__expert_plane_permute(dst + m[i]->scale_off, src + m[i]->scale_off, m[i], true, to_groups);
     }
 }
 

@@ -42,6 +42,8 @@ aff_status aff__expert_row_decode(const aff_matdesc *m, const uint8_t *record, c
 /* Copies a record between the row order (33) and the group order (34): codes and fields of all three matrices move, row
  * scales and padding stay. dst and src are stride bytes and do not overlap. */
 void aff__expert_record_permute(const aff_clayer *layer, uint8_t *dst, const uint8_t *src, bool to_groups);
+/* The same of one plane: a matrix's codes, or its fields. */
+void aff__expert_plane_permute(uint8_t *dst, const uint8_t *src, const aff_matdesc *m, bool fields, bool to_groups);
 
 /* Squared sums of one or more matrices. */
 typedef struct aff_qerror {
