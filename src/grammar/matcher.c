@@ -338,18 +338,32 @@ static void take(aff_matcher *m, walk *w, aff_match to, int32_t id)
     m->work[id >> 6] |= 1ull << (id & 63);
 }
 
-static void walk_trie(aff_matcher *m, const aff_trie *t, aff_match from, walk *w)
+/* Tokens of nodes [i, end) that have more than `beyond` bytes. */
+static void take_out(aff_matcher *m, const aff_trie *t, uint32_t i, uint32_t end, uint32_t beyond)
+{
+    for (; i < end; i++)
+        if (t->node[i].token >= 0 && t->node[i].depth > beyond)
+            m->work[t->node[i].token >> 6] &= ~(1ull << (t->node[i].token & 63));
+}
+
+/* The tokens that may follow; of those with up to `beyond` bytes (less than 255) m->work says it already. */
+static void walk_trie(aff_matcher *m, const aff_trie *t, aff_match from, uint32_t beyond, walk *w)
 {
     m->path[0] = from;
     for (uint32_t i = 0; i < t->n;) {
         const aff_trie_node *x = &t->node[i];
-        const aff_match to = step(m, m->path[x->depth - 1], x->byte);
-        if (!to) {
-            if (m->status != AFF_OK) return;
+        if (x->reach <= beyond) {
             i = x->skip;
             continue;
         }
-        if (x->token >= 0) take(m, w, to, x->token);
+        const aff_match to = step(m, m->path[x->depth - 1], x->byte);
+        if (!to) {
+            if (m->status != AFF_OK) return;
+            if (beyond) take_out(m, t, i, x->skip, beyond);
+            i = x->skip;
+            continue;
+        }
+        if (x->token >= 0 && x->depth > beyond) take(m, w, to, x->token);
         m->path[x->depth] = to;
         i++;
     }
@@ -377,7 +391,7 @@ static void mask_text(aff_matcher *m, uint32_t id, walk *w)
     m->n_set = 0;
     add(m, x);
     const aff_match alone = state_of(m);
-    if (alone) walk_trie(m, x.need <= w->bound ? &v->rest[i->kind] : &v->all, alone, w);
+    if (alone) walk_trie(m, x.need <= w->bound ? &v->rest[i->kind] : &v->all, alone, 0, w);
 }
 
 static void mask_state(aff_matcher *m, aff_match s, walk *w)
@@ -409,7 +423,7 @@ static void mask_state(aff_matcher *m, aff_match s, walk *w)
     }
     const aff_match rest = others == m->state[s].n ? s : state_of(m);
     if (!rest) return;
-    walk_trie(m, &v->all, rest, w);
+    walk_trie(m, &v->all, rest, 0, w);
     for (int32_t id = 0; id < v->n && m->state[rest].free && m->status == AFF_OK; id++) {
         if (!(v->control[id >> 6] >> (id & 63) & 1)) continue;
         const aff_match to = aff__matcher_step(m, rest, id);
@@ -425,27 +439,110 @@ static mask *oldest(aff_matcher *m)
     return found;
 }
 
+static mask *kept(aff_matcher *m, aff_match s)
+{
+    for (int i = 0; i < MASKS; i++)
+        if (m->mask[i].state == s && m->mask[i].used) {
+            m->mask[i].used = ++m->clock;
+            return &m->mask[i];
+        }
+    return NULL;
+}
+
+/* Keeps m->work as the mask of s; NULL after a failure. */
+static mask *keep_mask(aff_matcher *m, aff_match s, uint32_t most)
+{
+    mask *k = oldest(m);
+    k->used = 0;
+    if (m->status == AFF_OK && !k->words)
+        fail(m, aff__calloc(&k->words, (uint64_t)m->g->vocab->words, sizeof *k->words, "token mask", &m->err));
+    if (m->status != AFF_OK) return NULL;
+    memcpy(k->words, m->work, (size_t)m->g->vocab->words * sizeof *m->work);
+    k->state = s;
+    k->most = most;
+    k->used = ++m->clock;
+    return k;
+}
+
+/* ---- masks of patterns with a length ----
+ *
+ * A pattern with a length is in a new state at every character, but as long as the length is far from its bounds these
+ * states take the same tokens. So the mask of one of them serves for all, and only tokens that are longer than what is
+ * left until the bounds matter are walked again. */
+
+enum { LEAST_LEFT = 4 }; /* with less there is nothing to be saved */
+
+static const g_alike *find_alike(const aff_grammar *g, uint32_t pc)
+{
+    uint32_t lo = 0, hi = g->n_alike;
+    while (lo < hi) {
+        const uint32_t mid = (lo + hi) / 2;
+        if (g->alike[mid].pc < pc)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo < g->n_alike && g->alike[lo].pc == pc ? &g->alike[lo] : NULL;
+}
+
+/* The node that stands for all that are alike; `id` itself if it is in no such pattern. */
+static uint32_t alike_node(aff_matcher *m, uint32_t id, uint32_t *left, uint32_t *spread)
+{
+    node above[4]; /* a rule for one character, and one that it may call */
+    uint32_t n = 0;
+    for (uint32_t i = id; i && n < 4; i = m->node[i].parent) {
+        const node x = m->node[i];
+        const g_alike *a = find_alike(m->g, x.pc);
+        if (!a) {
+            above[n++] = x;
+            continue;
+        }
+        if (a->left < *left) *left = a->left;
+        if (m->g->spread[a->run] > *spread) *spread = m->g->spread[a->run];
+        uint32_t to = node_of(m, a->to, x.count, x.parent);
+        while (n--) to = node_of(m, above[n].pc, above[n].count, to);
+        return to;
+    }
+    return id;
+}
+
+/* The mask of s by that of the state it is like, NULL: there is none such, or it would not help. */
+static mask *mask_by_alike(aff_matcher *m, aff_match s)
+{
+    const aff_vocab *v = m->g->vocab;
+    uint32_t left = G_INF, spread = 0;
+    m->n_set = 0;
+    for (uint32_t k = 0; k < m->state[s].n && m->status == AFF_OK; k++) {
+        const uint32_t id = alike_node(m, m->member[m->state[s].first + k], &left, &spread);
+        add(m, m->node[id]);
+    }
+    const aff_match like = left == G_INF || left < LEAST_LEFT ? s : state_of(m);
+    if (!like || like == s || m->status != AFF_OK) return NULL;
+    walk w = {.bound = G_INF - 1, .least = G_INF};
+    const mask *k = kept(m, like);
+    if (!k) {
+        mask_state(m, like, &w);
+        k = keep_mask(m, like, w.most);
+        if (!k) return NULL;
+    }
+    w.most = g_sum(k->most, spread);
+    memcpy(m->work, k->words, (size_t)v->words * sizeof *m->work);
+    if (left < v->longest) walk_trie(m, &v->all, s, left < 254 ? left : 254, &w);
+    return keep_mask(m, s, w.most);
+}
+
 aff_status aff__matcher_mask(aff_matcher *m, aff_match s, int64_t left, const uint64_t **words, aff_error *err)
 {
-    const size_t bytes = (size_t)m->g->vocab->words * sizeof *m->work;
     const uint32_t bound = left < 1 ? 0 : left - 1 >= G_INF ? G_INF - 1 : (uint32_t)(left - 1);
-    mask *k = NULL;
     *words = m->work;
-    for (int i = 0; i < MASKS; i++)
-        if (m->mask[i].state == s && m->mask[i].used) k = &m->mask[i];
+    mask *k = kept(m, s);
+    if (!k && m->g->n_alike) k = mask_by_alike(m, s);
     if (!k) {
         walk w = {.bound = G_INF - 1, .least = G_INF};
-        k = oldest(m);
-        k->used = 0;
         mask_state(m, s, &w);
-        if (m->status == AFF_OK && !k->words)
-            fail(m, aff__calloc(&k->words, (uint64_t)m->g->vocab->words, sizeof *k->words, "token mask", &m->err));
-        if (m->status != AFF_OK) return aff__fail(err, m->status, "%s", m->err.msg);
-        memcpy(k->words, m->work, bytes);
-        k->state = s;
-        k->most = w.most;
+        k = keep_mask(m, s, w.most);
+        if (!k) return aff__fail(err, m->status, "%s", m->err.msg);
     }
-    k->used = ++m->clock;
     *words = k->words;
     if (k->most <= bound) return AFF_OK;
     walk w = {.bound = bound, .least = G_INF};

@@ -144,6 +144,19 @@ void g_part(g_builder *b)
     if (b->status == AFF_OK) g->part[g->n_part++] = g->n;
 }
 
+void g_alike_run(g_builder *b, const uint32_t *place, uint32_t lengths, uint32_t n)
+{
+    aff_grammar *g = b->g;
+    if (b->status == AFF_OK)
+        b->status = aff__realloc(&g->alike, g->n_alike + (uint64_t)lengths * n, sizeof *g->alike, "pattern", b->err);
+    if (b->status != AFF_OK) return;
+    for (uint32_t c = 0; c < lengths; c++)
+        for (uint32_t d = 0; d < n; d++)
+            if (place[(size_t)c * n + d])
+                g->alike[g->n_alike++] = (g_alike){place[(size_t)c * n + d], place[d], lengths - 1 - c, g->n_run};
+    g->n_run++;
+}
+
 /* ---- common pieces ---- */
 
 uint32_t g_digits(g_builder *b, uint32_t min, uint32_t max, uint32_t next)
@@ -315,6 +328,8 @@ void aff__grammar_free(aff_grammar *g)
     free(g->part);
     free(g->cost);
     free(g->height);
+    free(g->alike);
+    free(g->spread);
     free(g);
 }
 
@@ -483,6 +498,18 @@ static void find_classes(aff_grammar *g)
         for (int c = 0; c < 256; c++) g->text[k][g->class_of[c]] = text[k][c];
 }
 
+static aff_status find_spreads(aff_grammar *g, aff_error *err)
+{
+    if (!g->n_run) return AFF_OK;
+    AFF_TRY(aff__calloc(&g->spread, g->n_run, sizeof *g->spread, "grammar", err));
+    for (uint32_t i = 0; i < g->n_alike; i++) {
+        const g_alike *x = &g->alike[i];
+        const uint32_t a = g->cost[x->pc], c = g->cost[x->to], by = a > c ? a - c : c - a;
+        if (by > g->spread[x->run]) g->spread[x->run] = by;
+    }
+    return AFF_OK;
+}
+
 aff_status g_finish(g_builder *b, uint32_t root)
 {
     aff_grammar *g = b->g;
@@ -497,6 +524,7 @@ aff_status g_finish(g_builder *b, uint32_t root)
         spell_runs(g, run, end);
         s = find_costs(g, run, end, b->err);
     }
+    if (s == AFF_OK) s = find_spreads(g, b->err);
     free(run);
     free(end);
     if (s != AFF_OK) return s;

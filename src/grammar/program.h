@@ -38,6 +38,12 @@ typedef struct g_instr {
     uint32_t a, next, min, max;
 } g_instr;
 
+/* Place pc (of a pattern with a length) takes the same texts of up to `left` characters as place `to`, which another
+ * count of characters leads to. Sorted by pc. */
+typedef struct g_alike {
+    uint32_t pc, to, left, run;
+} g_alike;
+
 struct aff_grammar {
     const aff_vocab *vocab;
     g_instr *ins;
@@ -55,6 +61,8 @@ struct aff_grammar {
     uint32_t text[AFF_TEXT_KINDS][256];
     uint8_t class_of[256];
     int n_class;
+    g_alike *alike;
+    uint32_t n_alike, *spread, n_run; /* spread [n_run]: the most by which costs of one run's alike places differ */
     uint32_t root;
     uint32_t free_cost; /* the most that a token of free text can bring about */
 };
@@ -84,6 +92,8 @@ uint32_t g_chars(g_builder *b, aff_text_kind kind, uint32_t min, uint32_t max, u
 uint32_t g_hub(g_builder *b); /* a place to be defined later, for cycles */
 void g_define(g_builder *b, uint32_t hub, uint32_t target);
 uint32_t g_rule_new(g_builder *b);
+/* place [lengths][n], 0 where there is none: texts of these places differ in nothing but the length that is left. */
+void g_alike_run(g_builder *b, const uint32_t *place, uint32_t lengths, uint32_t n);
 void g_part(g_builder *b);                  /* a new stretch begins */
 uint32_t g_ws(g_builder *b, uint32_t next); /* optional white space */
 uint32_t g_digits(g_builder *b, uint32_t min, uint32_t max, uint32_t next);

@@ -206,6 +206,18 @@ static void write_state(g_builder *b, const regex *r, const regex_request *q, pr
     g_define(b, p->place[(size_t)c * p->n + d], at);
 }
 
+/* Lengths in a row that can go on and end in the same states: while a text stays among them it does not matter how long
+ * it is. */
+static void find_alike(g_builder *b, const regex_request *q, const product *p)
+{
+    const size_t row = p->n * sizeof *p->good;
+    for (uint32_t from = 0, to; from < p->lengths; from = to) {
+        for (to = from + 1; to < p->lengths && (to >= q->min) == (from >= q->min); to++)
+            if (memcmp(p->good + (size_t)from * p->n, p->good + (size_t)to * p->n, row) != 0) break;
+        if (to - from >= LEAST_ALIKE) g_alike_run(b, p->place + (size_t)from * p->n, to - from, p->n);
+    }
+}
+
 static uint32_t write_all(g_builder *b, regex *r, const regex_request *q, uint32_t next)
 {
     const uint64_t lengths = q->max != G_INF ? (uint64_t)q->max + 1 : (uint64_t)q->min + 1;
@@ -227,6 +239,7 @@ static uint32_t write_all(g_builder *b, regex *r, const regex_request *q, uint32
         for (uint32_t c = 0; c < p.lengths; c++)
             for (uint32_t d = 0; d < p.n && b->status == AFF_OK; d++)
                 if (p.good[(size_t)c * p.n + d]) write_state(b, r, q, &p, d, c, next);
+        find_alike(b, q, &p);
         if (p.good[0]) at = p.place[0];
     }
     free(p.place);

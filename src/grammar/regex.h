@@ -11,6 +11,7 @@ enum {
     MOST_DFA = 2000,
     MOST_PRODUCT = 60000,
     MOST_NEST = 32,
+    LEAST_ALIKE = 8,
     MOST_REGEX_WORK = 20000000
 };
 

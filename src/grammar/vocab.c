@@ -42,6 +42,8 @@ static aff_status build_trie(aff_trie *t, entry *e, size_t n, uint32_t *open, af
             open[++depth] = t->n;
         }
         t->node[t->n - 1].token = e[i].id;
+        for (size_t d = e[i].n; d > 0 && t->node[open[d]].reach < e[i].n && t->node[open[d]].reach < 255; d--)
+            t->node[open[d]].reach = e[i].n < 255 ? (uint8_t)e[i].n : 255;
     }
     for (; depth > 0; depth--) t->node[open[depth]].skip = t->n;
     return AFF_OK;

@@ -22,6 +22,7 @@ typedef struct aff_trie_node {
     int32_t token;  /* that ends here, -1: none */
     uint16_t depth; /* 1: first byte */
     uint8_t byte;
+    uint8_t reach; /* depth of the deepest token here or below, at most 255 */
 } aff_trie_node;
 
 /* Nodes in depth-first order, children ascending by byte; tokens of the same bytes are nodes of their own side by side.

@@ -5,6 +5,7 @@
 #include "base/rng.h"
 #include "support/v4_tokenizer.h"
 #include "text/parse.h"
+#include "grammar/program.h"
 #include "words.h"
 
 static uint64_t seed = 7;
@@ -64,6 +65,10 @@ static const char *const schemas[] = {
     "\"additionalProperties\": false}}, \"$ref\": \"#/$defs/t\"}",
     "{\"type\": \"array\", \"items\": {\"type\": \"number\", \"minimum\": -1.5, \"maximum\": 20}}",
     "{\"type\": \"string\", \"format\": \"date-time\"}",
+    "{\"type\": \"array\", \"minItems\": 3, \"items\": {\"type\": \"string\", \"pattern\": \"^\\\\S+( \\\\S+)*$\", "
+    "\"maxLength\": 40}}",
+    "{\"type\": \"string\", \"pattern\": \"^[^,]*(, ?[a-z\\u00e9]+)*$\", \"minLength\": 20, \"maxLength\": 45}",
+    "{\"type\": \"string\", \"pattern\": \"^(ab|\\u00e9|\\n)*c?$\", \"minLength\": 30}",
 };
 enum { N_SCHEMAS = sizeof schemas / sizeof *schemas };
 
@@ -474,9 +479,53 @@ static void full_size(void **state)
     aff__tokenizer_free(tok);
 }
 
+static aff_match by_bytes(aff_matcher *m, const aff_vocab *v, aff_match s, const char *text, size_t n)
+{
+    for (size_t i = 0; i < n && s; i++) s = aff__matcher_step(m, s, v->all.node[v->first[(uint8_t)text[i]]].token);
+    return s;
+}
+
+/* Patterns with a length in the real vocabulary, along a text that comes to both bounds. */
+static void lengths(void **state)
+{
+    static const char *const forms[] = {
+        "{\"type\": \"string\", \"pattern\": \"^\\\\S+( \\\\S+)*$\", \"maxLength\": 200}",
+        "{\"type\": \"string\", \"pattern\": \"^[^,]+(, [^,]+)*$\", \"minLength\": 150, \"maxLength\": 220}"};
+    static const int at[] = {0, 1, 2, 60, 61, 139, 148, 149, 150, 151, 170, 190, 196, 197, 198, 199, 200};
+    static const char piece[] = "so it goes, on and on \xE4\xBD\xA0 ";
+    aff_tokenizer *tok = aff_test_v4_tokenizer();
+    aff_vocab *v;
+    assert_int_equal(aff__vocab_of(&v, tok, 1, NULL), AFF_OK);
+    for (size_t f = 0; f < sizeof forms / sizeof *forms; f++) {
+        json_t *schema = parse(forms[f]);
+        aff_grammar *g = compile(v, &(aff_grammar_request){.schema = schema});
+        aff_matcher *m = matcher(g);
+        aff_match s = by_bytes(m, v, aff__matcher_start(m), "\"", 1);
+        assert_true(g->n_alike > 0);
+        size_t i = 0;
+        for (int chars = 0, k = 0; k < (int)(sizeof at / sizeof *at); chars++) {
+            assert_true(s);
+            if (chars == at[k]) {
+                compare(m, v, s, 1 << 20);
+                compare(m, v, s, 40);
+                k++;
+            }
+            const size_t n = (uint8_t)piece[i] < 0x80 ? 1 : 3;
+            s = by_bytes(m, v, s, piece + i, n);
+            i = (i + n) % (sizeof piece - 1);
+        }
+        aff__matcher_free(m);
+        aff__grammar_free(g);
+        json_decref(schema);
+    }
+    aff__vocab_free(v);
+    aff__tokenizer_free(tok);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(brute_force), cmocka_unit_test(walks), cmocka_unit_test(calls),
-                                       cmocka_unit_test(call_walks), cmocka_unit_test(full_size)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(brute_force), cmocka_unit_test(walks),
+                                       cmocka_unit_test(calls),       cmocka_unit_test(call_walks),
+                                       cmocka_unit_test(full_size),   cmocka_unit_test(lengths)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
