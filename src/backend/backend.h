@@ -6,6 +6,7 @@
  * status; what goes wrong on a device comes out of `finish`. Nothing between `begin` and `finish` waits for a device. */
 #ifndef AFF_BACKEND_BACKEND_H
 #define AFF_BACKEND_BACKEND_H
+#include "backend/device.h"
 #include "backend/memory.h"
 #include "backend/types.h"
 #include "base/status.h"
@@ -103,6 +104,8 @@ struct aff_backend {
     void (*stream_mean)(aff_backend *b, const float *X, int T, int streams, int H, float *tap, int64_t ld);
     /* id[t] = the lowest index of the largest of x[t][0..n). */
     void (*argmax)(aff_backend *b, const float *x, int T, int n, int32_t *id);
+    /* The device; on the thread that runs the passes. NULL: it is the host. */
+    void (*view)(aff_backend *b, aff_device_view *out);
     void (*free)(aff_backend *b);
 };
 

@@ -3,6 +3,8 @@
 #include "backend/gpu/gpu.h"
 #include <stdio.h>
 
+const char *const aff__device_use_names[AFF_USES] = {"weights", "experts", "state", "buffers"};
+
 aff_status aff__device_backend(aff_backend **out, const aff_device_spec *spec, aff_numerics num, int threads,
                                aff_error *err)
 {

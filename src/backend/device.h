@@ -20,6 +20,19 @@ typedef struct aff_device_spec {
  * 1x1G. */
 aff_status aff__device_parse(aff_device_spec *out, const char *text, aff_error *err);
 
+/* A device as displays and plans see it. */
+typedef enum aff_device_use { AFF_USE_WEIGHTS, AFF_USE_EXPERTS, AFF_USE_STATE, AFF_USE_BUFFERS, AFF_USES } aff_device_use;
+extern const char *const aff__device_use_names[AFF_USES]; /* "weights", "experts", "state", "buffers" */
+typedef struct aff_device_view {
+    char id[16], name[96], arch[32]; /* "cuda:0" */
+    uint64_t memory, free;           /* bytes in all; free of them, by all programs */
+    uint64_t use[AFF_USES];          /* bytes this program has there */
+    int link_gen, link_width;        /* PCIe; 0: unknown */
+    uint64_t link_rate;              /* bytes a second one way, 0: unknown */
+    int records;                     /* passes recorded as graphs */
+    uint64_t passes, repeated;       /* of few rows: run; of those, by a record */
+} aff_device_view;
+
 struct aff_backend;
 /* The backend: of a device, or the CPU's (auto and cpu) with that many threads. */
 aff_status aff__device_backend(struct aff_backend **out, const aff_device_spec *spec, aff_numerics num, int threads,

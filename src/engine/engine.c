@@ -112,6 +112,7 @@ static aff_status make_parts(aff_engine *e, aff_error *err)
     e->view = (aff_snapshot){
         .context = e->context, .slots = e->o.slots, .layers = h->layers, .experts = h->experts, .picks = e->cfg->picks};
     AFF_TRY(aff__calloc(&e->heat, (uint64_t)h->layers * (uint64_t)h->experts, sizeof *e->heat, "heat of the experts", err));
+    aff__snapshot_look(e);
     aff__snapshot_publish(e);
     return AFF_OK;
 }
@@ -586,6 +587,7 @@ bool aff__engine_step(aff_engine *e)
         e->passes.decode_ns += aff__now_ns() - start_ns;
         if (e->owed > 0) e->owed--;
     }
+    aff__snapshot_look(e);
     pthread_mutex_lock(&e->lock);
     aff__snapshot_publish(e);
     const bool more = busy(e);

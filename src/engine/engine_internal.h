@@ -93,6 +93,8 @@ struct aff_engine {
     double draft_ns; /* what drafting took in the pass at hand, by the tables */
     bool warned;
     aff_pass_counts passes;
+    bool on_device;
+    aff_device_view device;
 
     pthread_mutex_t lock; /* everything below, aff_job.next and cancel, the pointers slot[].job */
     pthread_cond_t wake;
@@ -104,7 +106,8 @@ struct aff_engine {
     float *heat; /* [layers][experts], as of `view` */
 };
 
-/* snapshot.c: copies what displays see; under the lock. */
+/* snapshot.c. Asks the device how it is (without the lock: a driver takes its time); then copies what displays see, under the lock. */
+void aff__snapshot_look(aff_engine *e);
 void aff__snapshot_publish(aff_engine *e);
 
 /* Ends the slot's request and frees the slot. err NULL unless status says failure. */

@@ -4,6 +4,11 @@
 #include "state/seq.h"
 #include <string.h>
 
+void aff__snapshot_look(aff_engine *e)
+{
+    e->on_device = aff__runner_device(e->runner, &e->device);
+}
+
 /* Under the engine's lock, by its thread. */
 void aff__snapshot_publish(aff_engine *e)
 {
@@ -24,6 +29,8 @@ void aff__snapshot_publish(aff_engine *e)
                                      .prompt = from->job->r.n_prompt,
                                      .tokens = from->job->out.decoded};
     }
+    s->on_device = e->on_device;
+    if (s->on_device) s->device = e->device;
     if (e->heat && h->v) memcpy(e->heat, h->v, (size_t)h->layers * (size_t)h->experts * sizeof *e->heat);
 }
 
@@ -37,4 +44,16 @@ void aff__engine_snapshot(aff_engine *e, aff_snapshot *out, float *heat)
     if (heat && e->heat) memcpy(heat, e->heat, (size_t)out->layers * (size_t)out->experts * sizeof *heat);
     pthread_mutex_unlock(&e->lock);
     out->at_ns = aff__now_ns();
+}
+
+void aff__engine_tiers(aff_engine *e, uint8_t *tier)
+{
+    pthread_mutex_lock(&e->lock);
+    const bool card = e->view.on_device;
+    const size_t n = (size_t)e->view.layers * (size_t)e->view.experts;
+    pthread_mutex_unlock(&e->lock);
+    if (card)
+        memset(tier, AFF_TIER_CARD, n); /* all of them were put there */
+    else
+        aff__net_tiers(e->net, tier);
 }

@@ -516,6 +516,12 @@ aff_status aff__runner_on(aff_runner **out, const aff_net *net, const aff_device
     return aff__runner_open(out, net, b, err);
 }
 
+bool aff__runner_device(aff_runner *r, aff_device_view *out)
+{
+    if (r->b->view) r->b->view(r->b, out);
+    return r->b->view != NULL;
+}
+
 const aff_memory *aff__runner_memory(const aff_runner *r) { return r->b->mem; }
 
 const aff_heat *aff__runner_heat(const aff_runner *r)

@@ -15,6 +15,8 @@ aff_status aff__runner_create(aff_runner **out, const aff_net *net, int threads,
 aff_status aff__runner_open(aff_runner **out, const aff_net *net, aff_backend *b, aff_error *err);
 /* On what --device names. */
 aff_status aff__runner_on(aff_runner **out, const aff_net *net, const aff_device_spec *spec, int threads, aff_error *err);
+/* The device it runs on; false: the host. On the thread that runs the passes. */
+bool aff__runner_device(aff_runner *r, aff_device_view *out);
 const aff_memory *aff__runner_memory(const aff_runner *r); /* where its sequences must lie */
 void aff__runner_free(aff_runner *r);
 /* Memory of a runner for sequences of up to `positions` positions: planes of a pass, plan of its experts, and the most that the backend

@@ -89,6 +89,20 @@ static void put_slots(aff_jout *j, const aff_snapshot *s)
     aff__jout_raw(j, "]");
 }
 
+static void put_device(aff_jout *j, const aff_device_view *d)
+{
+    aff__jout_raw(j, "{\"id\": ");
+    aff__jout_cstr(j, d->id);
+    aff__jout_raw(j, ", \"name\": ");
+    aff__jout_cstr(j, d->name);
+    aff__jout_raw(j, ", \"arch\": ");
+    aff__jout_cstr(j, d->arch);
+    aff__jout_fmt(j, ", \"memory\": %" PRIu64 ", \"free\": %" PRIu64 ", \"use\": {", d->memory, d->free);
+    for (int i = 0; i < AFF_USES; i++) aff__jout_fmt(j, "%s\"%s\": %" PRIu64, i ? ", " : "", aff__device_use_names[i], d->use[i]);
+    aff__jout_fmt(j, "}, \"link\": {\"gen\": %d, \"width\": %d, \"rate\": %" PRIu64 "}", d->link_gen, d->link_width, d->link_rate);
+    aff__jout_fmt(j, ", \"records\": %d, \"passes\": %" PRIu64 ", \"repeated\": %" PRIu64 "}", d->records, d->passes, d->repeated);
+}
+
 static void put_snapshot(aff_jout *j, const aff_serving *sv, const aff_snapshot *s, const float *heat, const uint8_t *tier)
 {
     static const char *const drafts[] = {"none", "dspark", "mtp1"};
@@ -108,8 +122,10 @@ static void put_snapshot(aff_jout *j, const aff_serving *sv, const aff_snapshot 
     put_counts(j, "accepted", s->draft.accepted, AFF_MAX_WIDTH);
     aff__jout_fmt(j, "}, \"host\": {\"cpus\": %d, \"cpu_seconds\": %.3f, \"memory\": %" PRIu64 ", \"available\": %" PRIu64, h.cpus,
                   (double)h.cpu_ns / 1e9, h.total, h.available);
-    aff__jout_fmt(j, ", \"resident\": %" PRIu64 ", \"peak\": %" PRIu64 ", \"state\": %" PRIu64 "}, \"plane\": {", h.rss, h.peak,
-                  s->state_bytes);
+    aff__jout_fmt(j, ", \"resident\": %" PRIu64 ", \"peak\": %" PRIu64 ", \"state\": %" PRIu64 "}, \"devices\": [", h.rss, h.peak,
+                  s->on_device ? 0 : s->state_bytes);
+    if (s->on_device) put_device(j, &s->device);
+    aff__jout_raw(j, "], \"plane\": {");
     put_plane(j, s, heat, tier);
     aff__jout_raw(j, "}");
 }
@@ -124,7 +140,7 @@ void aff__web_snapshot(aff_serving *sv, aff_exchange *x)
     const uint64_t n = (uint64_t)s.layers * (uint64_t)s.experts;
     if (aff__calloc(&heat, n, sizeof *heat, "plane", NULL) == AFF_OK && aff__calloc(&tier, n, 1, "plane", NULL) == AFF_OK) {
         aff__engine_snapshot(sv->engine, &s, heat);
-        aff__net_tiers(sv->net, tier);
+        aff__engine_tiers(sv->engine, tier);
         put_snapshot(&j, sv, &s, heat, tier);
     } else {
         j.failed = true;

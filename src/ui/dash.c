@@ -179,7 +179,7 @@ void aff__dash_watch(aff_dash *d, aff_engine *e, const aff_net *net)
         if (aff__calloc(&v->heat, n, sizeof *v->heat, "plane", NULL) == AFF_OK && aff__calloc(&v->tier, n, 1, "plane", NULL) == AFF_OK) {
             d->engine = e;
             v->draft = aff__net_draft(net);
-            aff__net_tiers(net, v->tier);
+            aff__engine_tiers(e, v->tier);
             d->tiers_at = aff__now_ns();
             v->watching = true;
         }
@@ -222,7 +222,7 @@ static void sample(aff_dash *d)
     v->before = v->s;
     if (now - d->tiers_at < TIERS_MS * 1000000ull) return;
     d->tiers_at = now;
-    aff__net_tiers(d->net, v->tier);
+    aff__engine_tiers(d->engine, v->tier);
 }
 
 static void frame(aff_dash *d)
@@ -238,10 +238,15 @@ static void frame(aff_dash *d)
 
 /* ---- the thread ---- */
 
-static void keys(void)
+static void keys(aff_dash *d)
 {
-    for (int k; (k = getch()) != ERR;)
+    for (int k; (k = getch()) != ERR;) {
         if (k == 'q' || k == 'Q') kill(getpid(), SIGTERM); /* the way a person asks from outside */
+        pthread_mutex_lock(&d->lock);
+        if (k >= '1' && k < '1' + AFF_DASH_TABS) d->view.pane = (aff_dash_tab)(k - '1');
+        if (k == '\t') d->view.pane = (aff_dash_tab)((d->view.pane + 1) % AFF_DASH_TABS);
+        pthread_mutex_unlock(&d->lock);
+    }
 }
 
 static void *run(void *ctx)
@@ -255,7 +260,7 @@ static void *run(void *ctx)
         poll(set, log_pipe >= 0 ? 3 : 2, now < next ? (int)((next - now) / 1000000 + 1) : 0);
         stop = set[0].revents != 0;
         if (log_pipe >= 0) read_errors(d);
-        keys();
+        keys(d);
         if (aff__now_ns() < next && !stop) continue;
         frame(d);
         next = aff__now_ns() + FRAME_MS * 1000000ull;

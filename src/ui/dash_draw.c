@@ -10,7 +10,7 @@
 #include <wctype.h>
 
 enum { MIN_ROWS = 16, MIN_COLUMNS = 64, GRAPH_ROWS = 5, LEVELS = 5 };
-enum { P_QUIET = 1, P_GOOD, P_BUSY, P_BAR, P_TITLE, P_PLANE = 16 };
+enum { P_PLANE = 16 };
 
 /* ---- colours ---- */
 
@@ -36,11 +36,11 @@ void aff__dash_colours(void)
     start_color();
     use_default_colors();
     const bool wide = COLORS >= 256;
-    init_pair(P_QUIET, wide ? 245 : -1, -1);
-    init_pair(P_GOOD, wide ? 77 : COLOR_GREEN, -1);
-    init_pair(P_BUSY, wide ? 214 : COLOR_YELLOW, -1);
-    init_pair(P_BAR, wide ? 73 : COLOR_CYAN, -1);
-    init_pair(P_TITLE, wide ? 115 : COLOR_CYAN, -1);
+    init_pair(AFF_PAIR_QUIET, wide ? 245 : -1, -1);
+    init_pair(AFF_PAIR_GOOD, wide ? 77 : COLOR_GREEN, -1);
+    init_pair(AFF_PAIR_BUSY, wide ? 214 : COLOR_YELLOW, -1);
+    init_pair(AFF_PAIR_BAR, wide ? 73 : COLOR_CYAN, -1);
+    init_pair(AFF_PAIR_TITLE, wide ? 115 : COLOR_CYAN, -1);
     for (int top = 0; top < 16; top++)
         for (int bottom = 0; bottom < 16; bottom++)
             init_pair(plane_pair(top, bottom), plane_colour(top), plane_colour(bottom));
@@ -64,8 +64,7 @@ static int next_char(const char **s, const char *end, wchar_t *c)
     return w < 0 ? 0 : w;
 }
 
-/* At most `columns` of the text; returns how many it took. */
-static int put(int y, int x, int columns, const char *s)
+int aff__dash_put(int y, int x, int columns, const char *s)
 {
     const char *end = s + strlen(s);
     int used = 0;
@@ -81,24 +80,24 @@ static int put(int y, int x, int columns, const char *s)
     return used;
 }
 
-static void put_pair(int y, int x, int columns, int pair, attr_t attr, const char *s)
+void aff__dash_put_as(int y, int x, int columns, int pair, bool bold, const char *s)
 {
-    attr_set(attr, (short)pair, NULL);
-    put(y, x, columns, s);
+    attr_set(bold ? A_BOLD : A_NORMAL, (short)pair, NULL);
+    aff__dash_put(y, x, columns, s);
     attr_set(A_NORMAL, 0, NULL);
 }
 
-static void rule(int y, int x, int columns, const char *title)
+void aff__dash_rule(int y, int x, int columns, const char *title)
 {
-    attr_set(A_NORMAL, P_QUIET, NULL);
+    attr_set(A_NORMAL, AFF_PAIR_QUIET, NULL);
     mvhline_set(y, x, WACS_HLINE, columns);
     attr_set(A_NORMAL, 0, NULL);
     char text[96];
     snprintf(text, sizeof text, " %s ", title);
-    put_pair(y, x + 2, columns - 4, P_TITLE, A_BOLD, text);
+    aff__dash_put_as(y, x + 2, columns - 4, AFF_PAIR_TITLE, true, text);
 }
 
-static void bar(int y, int x, int columns, double part)
+void aff__dash_bar(int y, int x, int columns, double part)
 {
     static const wchar_t eighth[] = L" ▏▎▍▌▋▊▉█";
     const int fill = (int)lrint(8.0 * columns * fmin(1, fmax(0, part)));
@@ -106,13 +105,13 @@ static void bar(int y, int x, int columns, double part)
     for (int i = 0; i < columns; i++) {
         const int e = fill - 8 * i < 0 ? 0 : fill - 8 * i > 8 ? 8 : fill - 8 * i;
         const wchar_t c[2] = {e ? eighth[e] : L'·', 0};
-        attr_set(A_NORMAL, e ? P_BAR : P_QUIET, NULL);
+        attr_set(A_NORMAL, e ? AFF_PAIR_BAR : AFF_PAIR_QUIET, NULL);
         addwstr(c);
     }
     attr_set(A_NORMAL, 0, NULL);
 }
 
-static void bytes(char *out, size_t cap, uint64_t n)
+void aff__dash_bytes(char *out, size_t cap, uint64_t n)
 {
     if (n < 1ull << 30)
         snprintf(out, cap, "%.0f MiB", (double)n / (1 << 20));
@@ -134,11 +133,11 @@ static void header(const aff_dash_view *v, int columns)
 {
     char text[160], up[32], decode[16], prompt[16];
     const unsigned long long s = (v->now - v->started) / 1000000000u;
-    rule(0, 0, columns, "AFFINITY");
+    aff__dash_rule(0, 0, columns, "AFFINITY");
     snprintf(up, sizeof up, " %02llu:%02llu:%02llu ", s / 3600, s / 60 % 60, s % 60);
-    put_pair(0, columns - 13, 12, P_QUIET, A_NORMAL, up);
+    aff__dash_put_as(0, columns - 13, 12, AFF_PAIR_QUIET, false, up);
     snprintf(text, sizeof text, " %s ", v->name);
-    put_pair(0, 14, columns - 30, P_QUIET, A_NORMAL, text);
+    aff__dash_put_as(0, 14, columns - 30, AFF_PAIR_QUIET, false, text);
     int w = 0;
     if (v->watching) {
         rate(decode, sizeof decode, v->decode_now);
@@ -148,9 +147,9 @@ static void header(const aff_dash_view *v, int columns)
         n += snprintf(text + n, sizeof text - (size_t)n, "slots %d/%d", v->s.running, v->s.slots);
         if (v->s.waiting) snprintf(text + n, sizeof text - (size_t)n, " +%d", v->s.waiting);
         w = (int)strlen(text) + 2;
-        put(1, columns + 1 - w, w, text);
+        aff__dash_put(1, columns + 1 - w, w, text);
     }
-    put_pair(1, 1, columns - w - 1, v->ready ? P_GOOD : P_BUSY, A_BOLD, v->stage);
+    aff__dash_put_as(1, 1, columns - w - 1, v->ready ? AFF_PAIR_GOOD : AFF_PAIR_BUSY, true, v->stage);
 }
 
 static void host(const aff_dash_view *v, int y, int columns)
@@ -159,32 +158,56 @@ static void host(const aff_dash_view *v, int y, int columns)
     char text[80], a[24], b[24];
     const int w = columns >= 110 ? 16 : 8;
     const uint64_t used = h->total - h->available;
-    put_pair(y, 1, 8, P_TITLE, A_BOLD, "Host");
+    aff__dash_put_as(y, 1, 8, AFF_PAIR_TITLE, true, "Host");
     int x = 7;
     snprintf(text, sizeof text, "CPU %4.1f of %d ", v->cpus_busy, h->cpus);
-    x += put(y, x, columns - x, text);
-    bar(y, x, w, h->cpus ? v->cpus_busy / h->cpus : 0);
+    x += aff__dash_put(y, x, columns - x, text);
+    aff__dash_bar(y, x, w, h->cpus ? v->cpus_busy / h->cpus : 0);
     x += w + 2;
-    bytes(a, sizeof a, used);
-    bytes(b, sizeof b, h->total);
+    aff__dash_bytes(a, sizeof a, used);
+    aff__dash_bytes(b, sizeof b, h->total);
     snprintf(text, sizeof text, "memory %s of %s ", a, b);
-    x += put(y, x, columns - x, text);
-    if (x + w < columns) bar(y, x, w, h->total ? (double)used / (double)h->total : 0);
+    x += aff__dash_put(y, x, columns - x, text);
+    if (x + w < columns) aff__dash_bar(y, x, w, h->total ? (double)used / (double)h->total : 0);
     x += w + 2;
-    bytes(a, sizeof a, h->rss);
-    bytes(b, sizeof b, h->peak);
+    aff__dash_bytes(a, sizeof a, h->rss);
+    aff__dash_bytes(b, sizeof b, h->peak);
     snprintf(text, sizeof text, "program %s, peak %s", a, b);
-    if (x + (int)strlen(text) < columns) x += 2 + put(y, x, columns - x, text);
-    bytes(a, sizeof a, v->s.state_bytes);
+    if (x + (int)strlen(text) < columns) x += 2 + aff__dash_put(y, x, columns - x, text);
+    aff__dash_bytes(a, sizeof a, v->s.state_bytes);
     snprintf(text, sizeof text, "contexts %s", a);
-    if (v->watching && x + (int)strlen(text) < columns) put(y, x, columns - x, text);
+    if (v->watching && !v->s.on_device && x + (int)strlen(text) < columns) aff__dash_put(y, x, columns - x, text);
+}
+
+/* One line of the card; the pane 4 has more. */
+static void card(const aff_dash_view *v, int y, int columns)
+{
+    const aff_device_view *d = &v->s.device;
+    char text[160], a[24], b[24];
+    const int w = columns >= 140 ? 16 : 8;
+    uint64_t used = 0;
+    for (int i = 0; i < AFF_USES; i++) used += d->use[i];
+    aff__dash_put_as(y, 1, 8, AFF_PAIR_TITLE, true, "Card");
+    snprintf(text, sizeof text, "%s %s  ", d->id, d->name);
+    int x = 7 + aff__dash_put(y, 7, columns - 8, text);
+    aff__dash_bytes(a, sizeof a, used);
+    aff__dash_bytes(b, sizeof b, d->memory);
+    snprintf(text, sizeof text, "memory %s of %s ", a, b);
+    x += aff__dash_put(y, x, columns - x, text);
+    if (x + w < columns) aff__dash_bar(y, x, w, d->memory ? (double)used / (double)d->memory : 0);
+    x += w + 2;
+    for (int i = 0; i < AFF_USES; i++) {
+        aff__dash_bytes(a, sizeof a, d->use[i]);
+        snprintf(text, sizeof text, "%s %s  ", aff__device_use_names[i], a);
+        if (x + (int)strlen(text) < columns) x += aff__dash_put(y, x, columns - x, text);
+    }
 }
 
 /* Samples as dots, 2 x 4 a cell, right-aligned. */
 static void graph(int y, int x, int rows, int columns, const float *v, int n, float most)
 {
     static const int dot[4][2] = {{0x40, 0x80}, {0x04, 0x20}, {0x02, 0x10}, {0x01, 0x08}}; /* from the bottom */
-    attr_set(A_NORMAL, P_BAR, NULL);
+    attr_set(A_NORMAL, AFF_PAIR_BAR, NULL);
     for (int r = 0; r < rows; r++) {
         move(y + r, x);
         for (int c = 0; c < columns; c++) {
@@ -209,7 +232,7 @@ static void decode_graph(const aff_dash_view *v, int y, int x, int columns)
     for (int i = 0; i < v->n; i++)
         if (v->decode[i] > most) most = v->decode[i];
     snprintf(title, sizeof title, most > 0 ? "Decode, peak %.1f tok/s" : "Decode", (double)most);
-    rule(y, x, columns, title);
+    aff__dash_rule(y, x, columns, title);
     if (most > 0) graph(y + 1, x + 1, GRAPH_ROWS, columns - 2, v->decode, v->n, most);
 }
 
@@ -222,15 +245,15 @@ static void places(const aff_dash_view *v, int y, int x, int columns)
         snprintf(text, sizeof text, "%s, %.2f tokens a pass", kinds[v->draft], (double)d->tokens / (double)d->passes);
     else
         snprintf(text, sizeof text, "%s", kinds[v->draft]);
-    rule(y, x, columns, text);
+    aff__dash_rule(y, x, columns, text);
     for (int i = 0; i < AFF_MAX_WIDTH && i < GRAPH_ROWS; i++) {
         if (!d->offered[i]) continue;
         const double part = (double)d->accepted[i] / (double)d->offered[i];
         snprintf(text, sizeof text, "%d  %3.0f %% ", i + 1, 100 * part);
-        const int w = put(y + 1 + i, x + 1, columns - 2, text), left = columns - w - 14;
-        if (left > 4) bar(y + 1 + i, x + 1 + w, left, part);
+        const int w = aff__dash_put(y + 1 + i, x + 1, columns - 2, text), left = columns - w - 14;
+        if (left > 4) aff__dash_bar(y + 1 + i, x + 1 + w, left, part);
         snprintf(text, sizeof text, " of %lld", (long long)d->offered[i]);
-        if (left > 4) put_pair(y + 1 + i, x + 1 + w + left, 12, P_QUIET, A_NORMAL, text);
+        if (left > 4) aff__dash_put_as(y + 1 + i, x + 1 + w + left, 12, AFF_PAIR_QUIET, false, text);
     }
 }
 
@@ -253,7 +276,7 @@ static int plane_cell(const aff_dash_view *v, float most, int l0, int l1, int e0
 /* Rows that the plane has at most: two layers a row. */
 static int plane_rows(const aff_dash_view *v)
 {
-    return v->watching && v->heat ? (v->s.layers + 1) / 2 : 0;
+    return (v->s.layers + 1) / 2;
 }
 
 static void plane(const aff_dash_view *v, int y, int rows, int columns)
@@ -270,7 +293,7 @@ static void plane(const aff_dash_view *v, int y, int rows, int columns)
     }
     snprintf(title, sizeof title, "Experts %d x %d: %d on cards, %d in host memory, %d on disk", L, E, count[AFF_TIER_CARD],
              count[AFF_TIER_HOST], count[AFF_TIER_DISK]);
-    rule(y, 0, columns, title);
+    aff__dash_rule(y, 0, columns, title);
     for (int r = 0; r < rows; r++) {
         move(y + 1 + r, 1);
         for (int c = 0; c < cells; c++) {
@@ -305,7 +328,7 @@ static void wrapped(const aff_dash_line *l, int y, int skip, int rows, int colum
 {
     const char *s = l->text.n ? l->text.s : "", *end = s + l->text.n;
     int row = 0, x = 0;
-    attr_set(A_NORMAL, l->log ? P_QUIET : 0, NULL);
+    attr_set(A_NORMAL, l->log ? AFF_PAIR_QUIET : 0, NULL);
     while (s < end && row - skip < rows) {
         wchar_t c[2] = {0};
         const int w = next_char(&s, end, c);
@@ -325,7 +348,7 @@ static void log_pane(const aff_dash_view *v, int y, int rows, int columns)
 {
     const uint64_t have = v->n_lines < AFF_DASH_LINES ? v->n_lines : AFF_DASH_LINES;
     int at = rows;
-    rule(y, 0, columns, "Log");
+    aff__dash_rule(y, 0, columns, "Log");
     for (uint64_t i = 0; i < have && at > 0; i++) {
         const aff_dash_line *l = &v->line[(v->n_lines - 1 - i) % AFF_DASH_LINES];
         const int h = height(&l->text, columns - 2), skip = h > at ? h - at : 0;
@@ -343,28 +366,35 @@ void aff__dash_draw(const aff_dash_view *v)
         char text[80];
         snprintf(text, sizeof text, "the window is %d x %d, %d x %d are needed", columns, rows, MIN_COLUMNS, MIN_ROWS);
         const int w = (int)strlen(text);
-        put(rows / 2, columns > w ? (columns - w) / 2 : 0, columns, text);
+        aff__dash_put(rows / 2, columns > w ? (columns - w) / 2 : 0, columns, text);
         refresh();
         return;
     }
     int y = 3, left = rows - 4; /* without header, host and footer */
     header(v, columns);
     host(v, 2, columns);
+    if (v->watching && v->s.on_device) {
+        card(v, y++, columns);
+        left--;
+    }
     if (v->watching && left >= 1 + GRAPH_ROWS + 12) {
         decode_graph(v, y, 0, columns / 2);
         places(v, y, columns / 2, columns - columns / 2);
         y += 1 + GRAPH_ROWS;
         left -= 1 + GRAPH_ROWS;
     }
-    int pr = plane_rows(v);
+    int pr = !v->watching || !v->heat ? 0 : v->pane == AFF_TAB_EXPERTS ? plane_rows(v) : aff__dash_tab_rows(v, columns);
     if (pr > left - 6) pr = left - 6; /* two rules, four lines of the log */
     if (pr > 0) {
-        plane(v, y, pr, columns);
+        if (v->pane == AFF_TAB_EXPERTS)
+            plane(v, y, pr, columns);
+        else
+            aff__dash_tab(v, y, pr, columns);
         y += 1 + pr;
         left -= 1 + pr;
     }
     log_pane(v, y, left - 1, columns);
-    put_pair(rows - 1, 1, columns - 2, P_QUIET, A_NORMAL, "q stop   q q stop at once");
+    aff__dash_put_as(rows - 1, 1, columns - 2, AFF_PAIR_QUIET, false, "q stop   q q stop at once   1 experts   2 layers   3 timing   4 card");
     move(rows - 1, columns - 1);
     refresh();
 }

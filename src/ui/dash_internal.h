@@ -12,7 +12,11 @@ typedef struct aff_dash_line {
     bool log; /* else of an answer */
 } aff_dash_line;
 
+/* Panes of the lower half; keys 1 to 4, or tab. */
+typedef enum aff_dash_tab { AFF_TAB_EXPERTS, AFF_TAB_LAYERS, AFF_TAB_TIMING, AFF_TAB_CARD, AFF_DASH_TABS } aff_dash_tab;
+
 typedef struct aff_dash_view {
+    aff_dash_tab pane;
     char name[80], stage[120];
     bool ready;
     uint64_t now, started; /* ns */
@@ -35,4 +39,16 @@ typedef struct aff_dash_view {
 void aff__dash_colours(void);
 /* Draws all of it and shows it. */
 void aff__dash_draw(const aff_dash_view *v);
+/* dash_tabs.c: the pane of v->pane, its title in row y. The rows that it can use at most, without the title. */
+int aff__dash_tab_rows(const aff_dash_view *v, int columns);
+void aff__dash_tab(const aff_dash_view *v, int y, int rows, int columns);
+
+/* Pieces of dash_draw.c. */
+enum { AFF_PAIR_QUIET = 1, AFF_PAIR_GOOD, AFF_PAIR_BUSY, AFF_PAIR_BAR, AFF_PAIR_TITLE };
+/* At most `columns` of the text at (y, x); returns how many it took. */
+int aff__dash_put(int y, int x, int columns, const char *s);
+void aff__dash_put_as(int y, int x, int columns, int pair, bool bold, const char *s);
+void aff__dash_rule(int y, int x, int columns, const char *title);
+void aff__dash_bar(int y, int x, int columns, double part);
+void aff__dash_bytes(char *out, size_t cap, uint64_t n);
 #endif

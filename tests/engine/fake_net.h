@@ -4,6 +4,7 @@
 #include "engine/engine.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "state/grow.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,6 +59,8 @@ aff_status aff__seq_grow(aff_seq *s, int64_t positions, aff_error *err) { return
 uint64_t aff__seq_handle_bytes(void) { return sizeof(aff_seq); }
 aff_runner_bytes aff__runner_plan(const aff_net *net, int threads, int64_t positions) { return (aff_runner_bytes){0}; }
 void aff__runner_on_route(aff_runner *r, aff_route_fn fn, void *ctx) {}
+aff_status aff__grower_create(aff_grower **out, aff_error *err) { return *out = NULL, AFF_OK; }
+void aff__grower_free(aff_grower *g) {}
 void aff__seq_free(aff_seq *s) { free(s); }
 void aff__seq_reset(aff_seq *s) { s->pos = s->high = 0; }
 int64_t aff__seq_pos(const aff_seq *s) { return s->pos; }
@@ -82,6 +85,8 @@ aff_status aff__runner_on(aff_runner **out, const aff_net *net, const aff_device
     return AFF_E_UNSUPPORTED;
 }
 const aff_memory *aff__runner_memory(const aff_runner *r) { return NULL; }
+bool aff__runner_device(aff_runner *r, aff_device_view *out) { return false; }
+void aff__net_tiers(const aff_net *n, uint8_t *tier) {}
 const aff_heat *aff__runner_heat(const aff_runner *r)
 {
     static const aff_heat none;

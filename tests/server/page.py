@@ -1,8 +1,9 @@
 """Drives the web page in headless Chromium, over the browser's debugging pipe, so that nothing but Python is needed.
 
-    page.py URL KEY TOOLS CHROMIUM SHOTS
+    page.py URL KEY TOOLS CHROMIUM SHOTS CARD
 
-URL: a server on models/tiny-v4 that wants KEY. TOOLS: a file of tool requests, a JSON object a line. SHOTS: folder for screenshots.
+URL: a server on models/tiny-v4 that wants KEY. TOOLS: a file of tool requests, a JSON object a line. SHOTS: folder for screenshots. CARD: the same
+server with the model on a card.
 """
 import atexit
 import base64
@@ -118,7 +119,7 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
 
 
-def main(url, key, tools_file, program, shots):
+def main(url, key, tools_file, program, shots, card):
     profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     b = Browser(program, profile.name)
 
@@ -290,9 +291,31 @@ def main(url, key, tools_file, program, shots):
     b.shot(os.path.join(shots, "page-phone-settings.png"))
     print("page: light, dark, phone")
 
+    # A model on a card: its memory by what it is for, and its experts there.
+    b.size(1180, 940)
+    b.scheme("light")
+    b.go(card + "/")
+    setting("key", key)
+    setting("effort", "none")
+    setting("temperature", "0")
+    if b.js("document.getElementById('machine').hidden"):
+        b.js("document.getElementById('show-machine').click()")
+    b.js("document.getElementById('text').focus()")
+    b.write("What is the capital of France?")
+    b.press("Enter", text="\r")
+    answered(1)
+    b.until("/[1-9][0-9]* of [0-9]+ of few rows/.test(document.getElementById('card-notes').textContent)", "the card's passes")
+    assert not b.js("document.getElementById('cards').hidden")
+    assert b.js("document.getElementById('card-name').textContent") == "emu:0 emulated device, nv"
+    names = b.js("Array.from(document.querySelectorAll('#card > span:nth-child(3n+1)'), (e) => e.textContent).join()")
+    assert names == "weights,experts,state,buffers,others,free", names
+    assert "96 on a card, 0 in host memory, 0 on disk" in b.js("document.getElementById('plane').getAttribute('aria-label')")
+    b.shot(os.path.join(shots, "page-card.png"))
+    print("page: a model on a card")
+
     # Nothing came from elsewhere, nothing was blocked or thrown.
     asked = [e["request"]["url"] for e in b.seen("Network.requestWillBeSent")]
-    assert all(u.startswith(url) for u in asked), [u for u in asked if not u.startswith(url)]
+    assert all(u.startswith((url, card)) for u in asked), [u for u in asked if not u.startswith((url, card))]
     bad = [e["entry"]["text"] for e in b.seen("Log.entryAdded") if e["entry"]["level"] == "error" and "401" not in e["entry"]["text"]]
     assert not bad, bad
     thrown = b.seen("Runtime.exceptionThrown")

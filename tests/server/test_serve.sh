@@ -54,4 +54,19 @@ same "exit code after SIGTERM" 0 $?
 grep -q 'POST /v1/chat/completions 200 ' "$tmp/rest" || fail "the access log has the request"
 grep -q 'GET /v1/models 401 ' "$tmp/rest" || fail "the access log has the refused request"
 ! grep -qE 'secret|capital|query' "$tmp/rest" || fail "the access log has content"
+
+# On a card: the machine's view has it, with all experts in its memory.
+"$affinity" --serve -m "$model" --port 0 --threads 1 --kv-size 2048 --api-key-file "$tmp/key" --device emu:512M 2>"$tmp/log" &
+pid=$!
+exec 3<"$tmp/log"
+while IFS= read -r line <&3; do
+    case $line in *"listening on http://127.0.0.1:"*) port=${line##*:}; break ;; esac
+done
+ask GET /snapshot secret ''
+grep -q '"devices": \[{"id": "emu:0", "name": "emulated device", "arch": "nv", "memory": 536870912, ' "$tmp/answer" || fail "the card: $(cut -c 1-2000 "$tmp/answer")"
+grep -qE '"tier": "c{96}"' "$tmp/answer" || fail "the experts are on the card: $(cut -c 1-4000 "$tmp/answer")"
+kill -TERM "$pid"
+cat <&3 >"$tmp/rest"
+wait "$pid"
+same "exit code of a server on a card" 0 $?
 finish

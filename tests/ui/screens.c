@@ -56,6 +56,26 @@ static void dashboard(const char *folder)
     pty_free(p);
 }
 
+/* A model on an emulated card: the planes of its experts, then the pane of the card once passes were repeated. */
+static void on_a_card(const char *folder)
+{
+    char *env[] = {S("TERM=xterm-256color"), S("HOME=/dev/null"), NULL};
+    pty *p = pty_start(32, 110, (char *[]){program, S("-m"), model, S("-p"), S("The capital of France is"), S("-n"), S("30000"), S("--temp"), S("0.9"),
+                                           S("--logit-bias"), S("0=-100,1=-100"), S("--ui"), S("dash"), S("--device"), S("emu:512M"), S("--dspark"),
+                                           S("off"), NULL}, env);
+    pty_until(p, "Decode, peak");
+    for (int i = 0; i < 20; i++) assert_true(pty_read(p, 60000));
+    pty_send(p, "4");
+    pty_until(p, "passes recorded 1");
+    save(p, folder, "card");
+    pty_send(p, "2");
+    pty_until(p, "16 card");
+    save(p, folder, "layers");
+    pty_send(p, "q");
+    pty_end(p);
+    pty_free(p);
+}
+
 static void conversation(const char *folder)
 {
     char *env[] = {S("TERM=xterm-256color"), S("HOME=/dev/null"), NULL};
@@ -82,6 +102,7 @@ int main(int argc, char **argv)
 {
     if (argc != 2) return 2;
     dashboard(argv[1]);
+    on_a_card(argv[1]);
     conversation(argv[1]);
     return 0;
 }

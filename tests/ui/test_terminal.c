@@ -254,6 +254,10 @@ static void the_servers_dashboard(void **state)
     pty_until(p, "Decode, peak");
     pty_until(p, "Speculation: DSpark");
     pty_until_at(p, "▀", pty_find(p, "Experts 6 x 16") + 3);
+    pty_send(p, "4");
+    pty_until(p, "Card: none, the model runs on the host");
+    pty_send(p, "\t");
+    pty_until(p, "Experts 6 x 16");
     while (look_at_plane(p, pty_find(p, "Experts 6 x 16")) < 2) /* some are hotter */
         assert_true(pty_read(p, 60000));
     pty_until(p, "Host");
@@ -277,6 +281,33 @@ static void the_servers_dashboard(void **state)
     assert_true(pty_find(p, "listening on") >= 0); /* the log is written again */
     assert_true(pty_find(p, "stopping; answers") >= 0);
     pty_free(p);
+}
+
+/* The panes, of a model on an emulated card: all experts are on it. */
+static void panes_of_a_card(void **state)
+{
+    char row[2048];
+    pty *p = start(40, 120, "xterm-256color", FLAGS(S("--serve"), S("--port"), S("0"), S("--kv-size"), S("4096"), S("--device"), S("emu:512M")));
+    pty_until(p, "Experts 6 x 16: 96 on cards, 0 in host memory, 0 on disk");
+    pty_row(p, pty_find(p, "Card  emu:0 emulated device"), row, sizeof row);
+    assert_non_null(strstr(row, " of 512 MiB"));
+    assert_non_null(strstr(row, "weights "));
+    assert_non_null(strstr(row, "experts "));
+    assert_non_null(strstr(row, "state "));
+    pty_send(p, "2");
+    pty_until(p, "  5 ██████████  16 card   0 host   0 disk");
+    assert_true(pty_find(p, "Experts 6 x 16") < 0);
+    pty_send(p, "3");
+    pty_until(p, "prompts           0 tokens");
+    pty_send(p, "\t");
+    pty_until(p, "Card emu:0: emulated device, nv");
+    pty_until(p, "passes recorded 0, of 0 passes of few rows 0 repeated one");
+    pty_row(p, pty_find(p, "other programs"), row, sizeof row);
+    assert_non_null(strstr(row, " 0 MiB ")); /* the card's own count of what is taken is ours */
+    pty_send(p, "1");
+    pty_until(p, "Experts 6 x 16");
+    pty_send(p, "q");
+    exited(p, 0);
 }
 
 static void the_dashboard_of_a_prompt(void **state)
@@ -350,7 +381,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_conversation),       cmocka_unit_test(state_is_kept_between_turns),
         cmocka_unit_test(lines_are_edited),     cmocka_unit_test(ctrl_c_interrupts_an_answer),
-        cmocka_unit_test(the_servers_dashboard), cmocka_unit_test(the_dashboard_of_a_prompt),
+        cmocka_unit_test(the_servers_dashboard), cmocka_unit_test(panes_of_a_card), cmocka_unit_test(the_dashboard_of_a_prompt),
         cmocka_unit_test(plain_and_dumb),       cmocka_unit_test(few_colours),
         cmocka_unit_test(killed_dashboards)};
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

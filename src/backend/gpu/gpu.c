@@ -1,8 +1,12 @@
 /* The device backend: opening, the pass's rows, errors. */
 #include "backend/gpu/gpu_internal.h"
+#include "base/clock.h"
 #include "base/mem.h"
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define LOOK_NS 1000000000ull
 
 void aff__gpu_note(aff_gpu *g, aff_status s, const aff_error *err)
 {
@@ -128,6 +132,7 @@ static aff_status repeat(aff_backend *b, uint64_t key, aff_status (*ops)(void *c
     if (!seen) return ops(ctx, err);
     if (!r->graph) AFF_TRY(record(g, r, ops, ctx, err));
     g->moes = r->moes;
+    g->repeated++;
     g->n_forms = 0; /* what the record leaves is not known here */
     g->q_of = NULL;
     return aff__rt_graph_launch(g->rt, r->graph, g->s, err);
@@ -150,6 +155,31 @@ static aff_status finish(aff_backend *b, aff_error *err)
                           (int)g->host_counts[2 * i + 1]);
     g->moes = 0;
     return s;
+}
+
+static void view(aff_backend *b, aff_device_view *out)
+{
+    static const char *const kinds[AFF_RT_KINDS] = {"cuda", "hip", "emu"};
+    aff_gpu *g = aff__gpu_of(b);
+    const aff_rt_info *i = aff__rt_info(g->rt);
+    const uint64_t now = aff__now_ns();
+    if (!g->looked || now - g->looked > LOOK_NS) { /* a call of the driver: not with every pass */
+        if (aff__rt_free_memory(g->rt, &g->free_memory, NULL) != AFF_OK) g->free_memory = 0;
+        g->looked = now;
+    }
+    *out = (aff_device_view){.memory = i->memory,
+                             .free = g->free_memory,
+                             .link_gen = i->link_gen,
+                             .link_width = i->link_width,
+                             .link_rate = i->link_rate,
+                             .records = 0,
+                             .passes = g->passes,
+                             .repeated = g->repeated};
+    snprintf(out->id, sizeof out->id, "%s:%d", kinds[i->kind], i->index);
+    snprintf(out->name, sizeof out->name, "%s", i->name);
+    snprintf(out->arch, sizeof out->arch, "%s", i->arch);
+    aff__rt_uses(g->rt, out->use);
+    for (int k = 0; k < g->n_records; k++) out->records += g->record[k].graph != NULL;
 }
 
 static void destroy(aff_backend *b)
@@ -203,6 +233,7 @@ aff_status aff__gpu_backend(aff_backend **out, const aff_device_spec *spec, aff_
     g->base.finish = finish;
     g->base.repeat = repeat;
     g->base.place = aff__gpu_place;
+    g->base.view = view;
     g->base.free = destroy;
     aff__gpu_ops(&g->base);
     aff__gpu_attention_ops(&g->base);

@@ -45,7 +45,7 @@ typedef struct aff_gpu {
     aff_status status; /* of the first call that failed since finish */
     aff_error err;
     aff_gpu_region *regions;
-    /* Weights: chunks, the first is being filled. */
+    /* Weights: chunks, filled one after another, each for one purpose. */
     struct aff_gpu_chunk *chunks;
     uint64_t chunk_bytes;
     /* Pinned memory through which small writes go, filled from the front. */
@@ -63,8 +63,9 @@ typedef struct aff_gpu {
     int moes;             /* plans made in the pass */
     aff_gpu_record record[AFF_G_RECORDS];
     int n_records;
-    uint64_t passes;
+    uint64_t passes, repeated;
     bool recording;
+    uint64_t looked, free_memory; /* clock of the last look at how much of the device's memory is free, and what it was */
     uint32_t *best;       /* argmax's own: counts [AFF_MAX_CHUNK], zero between launches, and parts [AFF_MAX_CHUNK][3 * AFF_G_BEST] */
     /* Float arrays whose bf16 form is in place. */
     const float *form[AFF_G_FORMS];

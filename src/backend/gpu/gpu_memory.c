@@ -118,6 +118,7 @@ typedef struct aff_gpu_chunk {
     struct aff_gpu_chunk *next;
     char *p;
     uint64_t bytes, used;
+    aff_device_use use;
 } chunk;
 
 static aff_status new_chunk(aff_gpu *g, uint64_t bytes, const char *what, chunk **out, aff_error *err)
@@ -130,7 +131,9 @@ static aff_status new_chunk(aff_gpu *g, uint64_t bytes, const char *what, chunk 
         return s;
     }
     c->bytes = bytes;
-    *out = c;
+    c->use = aff__rt_use(what);
+    c->next = g->chunks;
+    g->chunks = *out = c;
     return AFF_OK;
 }
 
@@ -139,15 +142,9 @@ aff_status aff__gpu_place(aff_backend *b, const void **p, uint64_t bytes, const 
     aff_gpu *g = aff__gpu_of(b);
     const uint64_t room = aff__align_up(bytes + GUARD, ALIGN);
     chunk *c = g->chunks;
-    if (room > g->chunk_bytes / 4) { /* its own, behind the one being filled */
-        AFF_TRY(new_chunk(g, room, what, &c, err));
-        c->next = g->chunks ? g->chunks->next : NULL;
-        *(g->chunks ? &g->chunks->next : &g->chunks) = c;
-    } else if (!c || c->bytes - c->used < room) {
-        AFF_TRY(new_chunk(g, g->chunk_bytes, what, &c, err));
-        c->next = g->chunks;
-        g->chunks = c;
-    }
+    while (c && (c->bytes - c->used < room || c->use != aff__rt_use(what))) c = c->next;
+    /* A large array has memory of its own, small ones share. */
+    if (!c) AFF_TRY(new_chunk(g, room > g->chunk_bytes / 4 ? room : g->chunk_bytes, what, &c, err));
     char *to = c->p + c->used;
     c->used += room;
     AFF_TRY(b->mem->write(b->mem, to, *p, bytes, err));

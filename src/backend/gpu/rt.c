@@ -1,4 +1,5 @@
 #include "backend/gpu/rt_internal.h"
+#include "base/mem.h"
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -125,15 +126,20 @@ aff_status aff__rt_open(aff_rt **out, const aff_device_spec *spec, aff_error *er
 {
     *out = NULL;
     if (spec->choice != AFF_DEVICE_RT) return aff__fail(err, AFF_E_INVALID, "opening a device: none was named");
-    if (spec->kind == AFF_RT_EMU) return aff__rt_emu_open(out, spec, err);
-    AFF_TRY(check_index(spec->kind, spec->index, err));
-    return spec->kind == AFF_RT_CUDA ? aff__rt_cuda_open(out, spec->index, err)
-                                     : aff__rt_hip_open(out, spec->index, err);
+    if (spec->kind != AFF_RT_EMU) AFF_TRY(check_index(spec->kind, spec->index, err));
+    AFF_TRY(spec->kind == AFF_RT_EMU    ? aff__rt_emu_open(out, spec, err)
+            : spec->kind == AFF_RT_CUDA ? aff__rt_cuda_open(out, spec->index, err)
+                                        : aff__rt_hip_open(out, spec->index, err));
+    pthread_mutex_init(&(*out)->lock, NULL);
+    return AFF_OK;
 }
 
 void aff__rt_close(aff_rt *rt)
 {
-    if (rt) rt->ops->close(rt);
+    if (!rt) return;
+    pthread_mutex_destroy(&rt->lock);
+    free(rt->piece);
+    rt->ops->close(rt);
 }
 
 const aff_rt_info *aff__rt_info(const aff_rt *rt)
@@ -146,6 +152,57 @@ const char *aff__kernel_name(aff_kernel k)
     return aff__kernel_table[k].name;
 }
 
+/* ---- what is held ---- */
+
+aff_device_use aff__rt_use(const char *what)
+{
+    return strstr(what, "expert")    ? AFF_USE_EXPERTS
+           : strstr(what, "weight")  ? AFF_USE_WEIGHTS
+           : strstr(what, "context") ? AFF_USE_STATE
+                                     : AFF_USE_BUFFERS;
+}
+
+static aff_status hold(aff_rt *rt, void *p, uint64_t bytes, const char *what, aff_error *err)
+{
+    aff_status s = AFF_OK;
+    const aff_device_use use = aff__rt_use(what);
+    pthread_mutex_lock(&rt->lock);
+    if (rt->pieces == rt->cap) {
+        const uint64_t cap = rt->cap ? rt->cap * 2 : 256;
+        s = aff__realloc(&rt->piece, cap, sizeof *rt->piece, what, err);
+        if (s == AFF_OK) rt->cap = cap;
+    }
+    if (s == AFF_OK) {
+        rt->piece[rt->pieces++] = (aff_rt_piece){p, bytes, use};
+        rt->use[use] += bytes;
+    }
+    pthread_mutex_unlock(&rt->lock);
+    return s;
+}
+
+/* Every piece that begins within. */
+static void let_go(aff_rt *rt, const char *p, uint64_t bytes)
+{
+    pthread_mutex_lock(&rt->lock);
+    for (uint64_t i = 0; i < rt->pieces;) {
+        const aff_rt_piece *x = &rt->piece[i];
+        if (x->p < p || x->p >= p + bytes) {
+            i++;
+            continue;
+        }
+        rt->use[x->use] -= x->bytes;
+        rt->piece[i] = rt->piece[--rt->pieces];
+    }
+    pthread_mutex_unlock(&rt->lock);
+}
+
+void aff__rt_uses(aff_rt *rt, uint64_t use[AFF_USES])
+{
+    pthread_mutex_lock(&rt->lock);
+    memcpy(use, rt->use, sizeof rt->use);
+    pthread_mutex_unlock(&rt->lock);
+}
+
 /* ---- the table ---- */
 
 aff_status aff__rt_free_memory(aff_rt *rt, uint64_t *bytes, aff_error *err)
@@ -155,12 +212,21 @@ aff_status aff__rt_free_memory(aff_rt *rt, uint64_t *bytes, aff_error *err)
 
 aff_status aff__rt_alloc(aff_rt *rt, void **p, uint64_t bytes, const char *what, aff_error *err)
 {
-    return rt->ops->alloc(rt, p, bytes ? bytes : 1, what, err);
+    bytes = bytes ? bytes : 1;
+    AFF_TRY(rt->ops->alloc(rt, p, bytes, what, err));
+    const aff_status s = hold(rt, *p, bytes, what, err);
+    if (s != AFF_OK) {
+        rt->ops->free(rt, *p);
+        *p = NULL;
+    }
+    return s;
 }
 
 void aff__rt_free(aff_rt *rt, void *p)
 {
-    if (p) rt->ops->free(rt, p);
+    if (!p) return;
+    let_go(rt, p, 1);
+    rt->ops->free(rt, p);
 }
 
 aff_status aff__rt_reserve(aff_rt *rt, void **p, uint64_t bytes, const char *what, aff_error *err)
@@ -170,11 +236,15 @@ aff_status aff__rt_reserve(aff_rt *rt, void **p, uint64_t bytes, const char *wha
 
 aff_status aff__rt_commit(aff_rt *rt, void *p, uint64_t bytes, const char *what, aff_error *err)
 {
-    return rt->ops->commit(rt, p, bytes, what, err);
+    AFF_TRY(rt->ops->commit(rt, p, bytes, what, err));
+    const aff_status s = hold(rt, p, bytes, what, err);
+    if (s != AFF_OK) rt->ops->decommit(rt, p, bytes);
+    return s;
 }
 
 void aff__rt_decommit(aff_rt *rt, void *p, uint64_t bytes)
 {
+    let_go(rt, p, bytes);
     rt->ops->decommit(rt, p, bytes);
 }
 

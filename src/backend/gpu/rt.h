@@ -49,6 +49,10 @@ aff_status aff__rt_open(aff_rt **out, const aff_device_spec *spec, aff_error *er
 void aff__rt_close(aff_rt *rt); /* NULL allowed; frees nothing that was allocated on it and is still held */
 const aff_rt_info *aff__rt_info(const aff_rt *rt);
 aff_status aff__rt_free_memory(aff_rt *rt, uint64_t *bytes, aff_error *err);
+/* What memory is for by its `what`: one with "expert" in it is for experts, "weight" for weights, "context" for state, all else for buffers. */
+aff_device_use aff__rt_use(const char *what);
+/* Bytes of device memory that are held through this rt. */
+void aff__rt_uses(aff_rt *rt, uint64_t use[AFF_USES]);
 
 /* ---- memory ---- */
 

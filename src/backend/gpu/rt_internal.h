@@ -2,6 +2,7 @@
 #ifndef AFF_BACKEND_GPU_RT_INTERNAL_H
 #define AFF_BACKEND_GPU_RT_INTERNAL_H
 #include "backend/gpu/rt.h"
+#include <pthread.h>
 
 /* Calls as in rt.h; `free` and its like report nothing. */
 typedef struct aff_rt_ops {
@@ -38,9 +39,21 @@ typedef struct aff_rt_ops {
     void (*graph_free)(aff_rt *rt, aff_graph *g);
 } aff_rt_ops;
 
+/* A piece of device memory that is held. */
+typedef struct aff_rt_piece {
+    char *p;
+    uint64_t bytes;
+    aff_device_use use;
+} aff_rt_piece;
+
 struct aff_rt {
     const aff_rt_ops *ops;
     aff_rt_info info;
+    /* rt.c: what is held, allocated and committed. */
+    pthread_mutex_t lock;
+    aff_rt_piece *piece;
+    uint64_t pieces, cap;
+    uint64_t use[AFF_USES];
 };
 
 /* What rt.c knows of each kernel. */

@@ -63,6 +63,26 @@ const machine = (() => {
     $('plane').setAttribute('aria-label', `Experts by layer: ${n('c')} on a card, ${n('h')} in host memory, ${n('d')} on disk; brightness is the use`);
   }
 
+  // The card that the model is on: its memory by what it is for.
+  function card(list) {
+    const d = list[0], box = $('card');
+    $('cards').hidden = !d;
+    if (!d) return;
+    let own = 0;
+    box.replaceChildren();
+    $('card-name').textContent = `${d.id} ${d.name}, ${d.arch}`;
+    for (const [name, n] of Object.entries(d.use)) {
+      own += n;
+      bar(box, name, n / d.memory, gib(n));
+    }
+    bar(box, 'others', (d.memory - d.free - own) / d.memory, gib(Math.max(0, d.memory - d.free - own)));
+    bar(box, 'free', d.free / d.memory, `${gib(d.free)} of ${gib(d.memory)}`);
+    const notes = [`${d.records} passes recorded, ${d.repeated} of ${d.passes} of few rows repeated one`];
+    if (d.link.gen) notes.push(`PCIe ${d.link.gen} ×${d.link.width}`);
+    if (d.link.rate) notes.push(`${(d.link.rate / 1e9).toFixed(1)} GB/s`);
+    $('card-notes').textContent = notes.join(', ');
+  }
+
   function show(s) {
     if (last && s.time > last.time) {
       showRate('decode', s.tokens - last.tokens, s.decode_seconds - last.decode_seconds);
@@ -89,7 +109,8 @@ const machine = (() => {
     }
     bar(host, 'Memory', used / s.host.memory, `${gib(used)} of ${gib(s.host.memory)}`);
     bar(host, 'Program', s.host.resident / s.host.memory, `${gib(s.host.resident)}, peak ${gib(s.host.peak)}`);
-    bar(host, 'Contexts', s.host.state / s.host.memory, gib(s.host.state));
+    if (s.host.state) bar(host, 'Contexts', s.host.state / s.host.memory, gib(s.host.state));
+    card(s.devices);
     plane(s.plane);
     last = s;
   }
