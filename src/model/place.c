@@ -1,7 +1,6 @@
 /* Puts a network's weights where a backend reads them (backend.h, place): the runner's own copy of the bound network,
  * with addresses of the backend's memory in place of the host's. */
 #include "base/mem.h"
-#include "experts/slot.h"
 #include "model/runner.h"
 #include <stdlib.h>
 #include <string.h>
@@ -79,28 +78,24 @@ static aff_status block(aff_runner *r, aff_block *b, aff_error *err)
 static aff_status place_experts(aff_runner *r, aff_experts *store, int layers, aff_expert_table *out, aff_error *err)
 {
     const int experts = r->source->cfg.experts;
-    const aff_expert_shape s = aff__experts_shape(store);
     const uint64_t n = (uint64_t)layers * (uint64_t)experts;
-    const aff_expert_slot l = aff__slot_layout(&s);
+    const aff_slot_layout y = aff__experts_layout(store);
     uint64_t *base = NULL;
     uint8_t *slot = NULL;
     aff_status st = aff__calloc(&base, n, sizeof *base, "expert table", err);
-    if (st == AFF_OK) st = aff__calloc(&slot, l.stride, 1, "expert slot", err);
+    if (st == AFF_OK) st = aff__calloc(&slot, y.pitch, 1, "expert slot", err);
     for (int i = 0; st == AFF_OK && i < layers * experts; i++) {
-        aff_expert e;
         const void *p = slot;
-        st = aff__experts_get(store, i / experts, i % experts, &e, err);
-        if (st != AFF_OK) break;
-        aff__slot_gather(&s, &l, &e, slot);
-        aff__experts_put(store, i / experts, i % experts);
-        st = r->b->place(r->b, &p, l.stride, "routed experts", err);
+        aff__experts_copy(store, i / experts, i % experts, slot);
+        st = r->b->place(r->b, &p, y.bytes, "routed experts", err);
         base[i] = (uint64_t)(uintptr_t)p | AFF_BASE_CARD;
     }
     const void *p = base;
     if (st == AFF_OK) st = r->b->place(r->b, &p, n * sizeof *base, "expert table", err);
     free(slot);
     free(base);
-    *out = (aff_expert_table){p, layers, experts, l};
+    *out = (aff_expert_table){.base = p, .layers = layers, .experts = experts};
+    for (int i = 0; i < 9; i++) out->plane[i / 3][i % 3] = (uint32_t)y.plane[i / 3][i % 3];
     return st;
 }
 

@@ -2,7 +2,7 @@
  * the matrix unit's. */
 #include "backend/gpu_kernel_test.h"
 #include "base/mem.h"
-#include "experts/slot.h"
+#include "experts/store.h"
 
 static void route(aff_scoring scoring, int E, int K, int T, bool bias, bool hash, bool odd)
 {
@@ -179,12 +179,12 @@ static void experts(aff_dtype d, int hidden, int inter, int E, int K, int T, flo
     for (int i = 0; i < p.n[0]; i++) tile[i] = (aff_moe_tile){e[p.item[i].expert], p.item[i].expert, p.item[i].first, p.item[i].count};
     const aff_moe_plan host = {.n_tiles = p.n[0], .n_entries = T * K, .tile = tile, .row = p.row, .rank = p.rank, .weight = p.weight};
     const aff_expert_shape shape = {d, hidden, inter, limit, table};
-    const aff_expert_slot slot = aff__slot_layout(&shape);
-    uint8_t *slots = NEW(uint8_t, (int64_t)slot.stride * E + 256), *at = (uint8_t *)aff__align_up((uintptr_t)slots, 256);
+    const aff_slot_layout slot = aff__slot_layout(d, hidden, inter);
+    uint8_t *slots = NEW(uint8_t, (int64_t)slot.pitch * E + 256), *at = (uint8_t *)aff__align_up((uintptr_t)slots, 256);
     uint64_t *base = NEW(uint64_t, E);
     for (int i = 0; i < E; i++) {
-        aff__slot_gather(&shape, &slot, &e[i], at + (uint64_t)i * slot.stride);
-        base[i] = (uintptr_t)(at + (uint64_t)i * slot.stride) | (draw(&seed, 2) ? AFF_BASE_CARD : AFF_BASE_HOST);
+        aff__slot_gather(&slot, &e[i], at + (uint64_t)i * slot.pitch);
+        base[i] = (uintptr_t)(at + (uint64_t)i * slot.pitch) | (draw(&seed, 2) ? AFF_BASE_CARD : AFF_BASE_HOST);
     }
     aff_error err;
     assert_int_equal(cpu->experts(cpu, &shape, &host, x, T, K, want, &err), AFF_OK);
@@ -200,7 +200,7 @@ static void experts(aff_dtype d, int hidden, int inter, int E, int K, int T, flo
             launch("convert", (unsigned)T, 256, 0, &cx);
             aff_k_experts a = {.plan = m, .table = &table[0][0][0], .xq = xq, .xs = xs, .h = h, .hq = hq, .hs = hs, .y = y,
                                      .dtype = d, .hidden = hidden, .inter = inter, .K = K, .limit = limit, .link = draw_int(&seed, 1, 4)};
-            for (int i = 0; i < 9; i++) a.off[i / 3][i % 3] = slot.off[i / 3][i % 3];
+            for (int i = 0; i < 9; i++) a.off[i / 3][i % 3] = (uint32_t)slot.plane[i / 3][i % 3];
             const unsigned items = (unsigned)q.max;
             if (many) {
                 launch("experts_many_up", items * up(inter, 64), 256, aff__k_experts_many_smem(layout_amd), &a);

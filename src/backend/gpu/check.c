@@ -1,5 +1,5 @@
 #include "backend/gpu/check.h"
-#include "experts/slot.h"
+#include "experts/store.h"
 #include "backend/cpu/kernels.h"
 #include "base/mem.h"
 #include "base/rng.h"
@@ -365,13 +365,12 @@ static void do_argmax(check *c)
 /* ---- routed experts ---- */
 
 /* Random codes (all values are valid), or codes in order; scales near 1. */
-static void expert_matrix(check *c, const aff_expert_shape *s, int which, uint64_t first, aff_expert_mat *w)
+static void expert_matrix(check *c, const aff_slot_layout *y, int which, uint64_t first, aff_expert_mat *w)
 {
-    const aff_dtype dtype = s->dtype;
-    const int rows = which == 2 ? s->hidden : s->inter;
+    const aff_dtype dtype = y->dtype;
     const uint8_t **const at[3] = {&w->codes, &w->fields, &w->rscale};
     for (int k = 0; k < 3; k++) {
-        const uint64_t n = aff__slot_plane(s, which, k);
+        const uint64_t n = y->size[which][k];
         if (!n) continue;
         uint8_t *x = bytes(c, (int64_t)n);
         if (first && k == 0 && dtype != AFF_MXFP4) { /* 10-bit codes first, first+1, ... */
@@ -384,7 +383,7 @@ static void expert_matrix(check *c, const aff_expert_shape *s, int which, uint64
         if (dtype == AFF_MXFP4 && k == 1)
             for (uint64_t i = 0; i < n; i++) x[i] = (uint8_t)(first ? i % 255 : (uint64_t)draw(c, 118, 130));
         if (k == 2)
-            for (int r = 0; r < rows; r++) {
+            for (uint64_t r = 0; r < n / 2; r++) {
                 const uint16_t v = aff__f32_to_bf16(0.001f * (1.5f + unit(c)));
                 memcpy(x + 2 * r, &v, 2);
             }
@@ -411,17 +410,17 @@ static void experts(check *c, aff_dtype dtype, int E, int H, int I, int T, int K
     for (int t = 0; one_hot && t < T; t++)
         for (int i = 0; i < H; i++) x[(int64_t)t * H + i] = i % T == t ? 1.0f : 0.0f;
     const aff_expert_shape shape = {dtype, H, I, 10.0f, (const int16_t(*)[1024][4])table};
-    const aff_expert_slot slot = aff__slot_layout(&shape);
-    uint8_t *slots = host(c, E * (int64_t)slot.stride, 1);
+    const aff_slot_layout lay = aff__slot_layout(dtype, H, I);
+    uint8_t *slots = host(c, E * (int64_t)lay.pitch, 1);
     uint64_t base[MOST];
     for (int e = 0; e < E; e++) {
-        expert_matrix(c, &shape, 0, first, &w[e].gate);
-        expert_matrix(c, &shape, 1, first ? first + 341 : 0, &w[e].up);
-        expert_matrix(c, &shape, 2, first ? first + 682 : 0, &w[e].down);
-        aff__slot_gather(&shape, &slot, &w[e], slots + (uint64_t)e * slot.stride);
+        expert_matrix(c, &lay, 0, first, &w[e].gate);
+        expert_matrix(c, &lay, 1, first ? first + 341 : 0, &w[e].up);
+        expert_matrix(c, &lay, 2, first ? first + 682 : 0, &w[e].down);
+        aff__slot_gather(&lay, &w[e], slots + (uint64_t)e * lay.pitch);
     }
-    uint8_t *on_card = there(c, slots, E * (int64_t)slot.stride);
-    for (int e = 0; e < E; e++) base[e] = (uint64_t)(uintptr_t)(on_card + (uint64_t)e * slot.stride) | AFF_BASE_CARD;
+    uint8_t *on_card = there(c, slots, E * (int64_t)lay.pitch);
+    for (int e = 0; e < E; e++) base[e] = (uint64_t)(uintptr_t)(on_card + (uint64_t)e * lay.pitch) | AFF_BASE_CARD;
     for (int t = 0; t < T; t++) /* distinct picks */
         for (int k = 0; k < K; k++) picks[t * K + k] = (draw(c, 0, 1) + t + k) % E == 0 && k == 0 ? 0 : (t + k) % E;
     for (int t = 0; t < T; t++)
@@ -441,7 +440,8 @@ static void experts(check *c, aff_dtype dtype, int E, int H, int I, int T, int K
     there_shape.table = there(c, table, 2 * (int64_t)sizeof *table);
     const aff_moe_plan plan = {
         .n_tiles = n_tiles, .n_entries = n, .tile = tile, .row = row, .rank = rank, .weight = weight};
-    const aff_expert_table experts = {there(c, base, E * (int64_t)sizeof *base), 1, E, slot};
+    aff_expert_table experts = {.base = there(c, base, E * (int64_t)sizeof *base), .layers = 1, .experts = E};
+    for (int i = 0; i < 9; i++) experts.plane[i / 3][i % 3] = (uint32_t)lay.plane[i / 3][i % 3];
     snprintf(c->what, sizeof c->what, "dtype %d, %d x %d, %d rows of %d picks", (int)dtype, H, I, T, K);
     note_status(c, c->cpu->experts(c->cpu, &shape, &plan, x, T, K, y, &c->err));
     if (c->status == AFF_OK)

@@ -86,7 +86,7 @@ static void routed(aff_backend *b, const aff_expert_shape *s, const aff_expert_t
                        .K = K,
                        .link = (aff__rt_info(g->rt)->units + 7) / 8,
                        .limit = s->swiglu_limit};
-    memcpy(a.off, e->slot.off, sizeof a.off);
+    memcpy(a.off, e->plane, sizeof a.off);
     int8_t *xq;
     float *xs;
     quantise(g, x, T, s->hidden, AFF_G_XQ, &xq, &xs);
