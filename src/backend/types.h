@@ -98,10 +98,13 @@ typedef struct aff_product {
     int groups;     /* 0 counts as 1 */
 } aff_product;
 
-/* An expert's addresses for a backend that plans its own work: [layers][experts] in its memory. */
+/* Where each expert's slot (experts/store.h) is, for a backend that plans its own work: [layers][experts] in its memory. A word is the
+ * slot's address, aligned to 256, with AFF_BASE_CARD or AFF_BASE_HOST; 0: on disk. */
+enum { AFF_BASE_CARD = 1, AFF_BASE_HOST = 2, AFF_BASE_TAGS = 255 };
 typedef struct aff_expert_table {
-    const aff_expert *expert;
+    const uint64_t *base;
     int layers, experts;
+    uint32_t plane[3][3]; /* from a slot's address: gate, up, down; codes, fields, row scales */
 } aff_expert_table;
 
 /* The keys of one query in the order of promise 0: ring rows lo .. lo+n_raw-1, then compressed rows, then extra rows. */

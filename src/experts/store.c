@@ -199,14 +199,15 @@ aff_status aff__experts_from_records(aff_experts **out, const aff_clayer *l, int
     return AFF_OK;
 }
 
-/* A slot for a checkpoint's expert has its planes in the order of a record. */
-static aff_slot_layout gathered_layout(int hidden, int inter)
+aff_slot_layout aff__slot_layout(aff_dtype dtype, int hidden, int inter)
 {
-    aff_slot_layout y = {.dtype = AFF_MXFP4};
+    const bool four = dtype == AFF_MXFP4;
+    aff_slot_layout y = {.dtype = dtype};
     const uint64_t n = (uint64_t)hidden * (uint64_t)inter;
-    for (int k = 0; k < 2; k++)
+    for (int k = 0; k < (four ? 2 : 3); k++)
         for (int m = 0; m < 3; m++) {
-            y.size[m][k] = k ? n / 32 : n / 2;
+            const uint64_t size[3] = {four ? n / 2 : n / 64 * 20, four ? n / 32 : n / 64 * 3, 2 * (uint64_t)(m == 2 ? hidden : inter)};
+            y.size[m][k] = size[k];
             y.plane[m][k] = y.bytes;
             y.bytes = aff__align_up(y.bytes + y.size[m][k], PLANE);
         }
@@ -266,7 +267,7 @@ aff_status aff__experts_from_checkpoint(aff_experts **out, const aff_ckpt *c, co
     AFF_TRY(create(&s, layers, experts, hidden, inter, AFF_MXFP4, err));
     s->bytes = 3 * (uint64_t)hidden * (uint64_t)inter / 32 * 17; /* 16 bytes of codes and a scale for 32 columns */
     s->ckpt = c;
-    s->layout = gathered_layout(hidden, inter);
+    s->layout = aff__slot_layout(AFF_MXFP4, hidden, inter); /* gathered in the order of a record */
     aff_status st = bind_checkpoint(s, c, prefix, err);
     if (st != AFF_OK) {
         aff__experts_free(s);
@@ -336,16 +337,21 @@ void aff__experts_arrange(const aff_experts *s, int layer, uint8_t *slot, const 
     }
 }
 
-void aff__experts_copy(const aff_experts *s, int layer, int e, uint8_t *slot)
+void aff__slot_gather(const aff_slot_layout *y, const aff_expert *e, uint8_t *slot)
 {
     const uint8_t *from[3][3];
+    planes_of(e, from);
+    for (int i = 0; i < 9; i++)
+        if (y->size[i / 3][i % 3]) memcpy(slot + y->plane[i / 3][i % 3], from[i / 3][i % 3], (size_t)y->size[i / 3][i % 3]);
+}
+
+void aff__experts_copy(const aff_experts *s, int layer, int e, uint8_t *slot)
+{
     if (s->copies) {
         aff__experts_arrange(s, layer, slot, aff__container_expert(s->container, (uint32_t)layer, (uint32_t)e));
         return;
     }
-    planes_of(&s->expert[layer * s->experts + e], from);
-    for (int i = 0; i < 9; i++)
-        if (s->layout.size[i / 3][i % 3]) memcpy(slot + s->layout.plane[i / 3][i % 3], from[i / 3][i % 3], (size_t)s->layout.size[i / 3][i % 3]);
+    aff__slot_gather(&s->layout, &s->expert[layer * s->experts + e], slot);
 }
 
 int aff__experts_files(const aff_experts *s)

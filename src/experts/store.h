@@ -48,6 +48,10 @@ typedef struct aff_slot_layout {
 } aff_slot_layout;
 aff_slot_layout aff__experts_layout(const aff_experts *s);
 aff_expert aff__slot_expert(const aff_slot_layout *y, const uint8_t *slot);
+/* The layout of a record (spec container 4.1) for experts that have no file: planes in that order at multiples of 256. */
+aff_slot_layout aff__slot_layout(aff_dtype dtype, int hidden, int inter);
+/* Copies an expert's planes into a slot. */
+void aff__slot_gather(const aff_slot_layout *y, const aff_expert *e, uint8_t *slot);
 
 /* Experts can be used where they lie, in the file's mapping or in memory: all but row-major ones. */
 bool aff__experts_in_place(const aff_experts *s);

@@ -75,41 +75,27 @@ static aff_status block(aff_runner *r, aff_block *b, aff_error *err)
 
 /* ---- routed experts ---- */
 
-static aff_status plane(aff_runner *r, const uint8_t **p, uint64_t bytes, aff_error *err)
-{
-    return *p ? r->b->place(r->b, (const void **)p, bytes, "routed experts", err) : AFF_OK;
-}
-
-static aff_status matrix(aff_runner *r, aff_expert_mat *m, aff_dtype dtype, int rows, int cols, aff_error *err)
-{
-    const uint64_t n = (uint64_t)rows * (uint64_t)cols;
-    const bool four = dtype == AFF_MXFP4;
-    AFF_TRY(plane(r, &m->codes, four ? n / 2 : n / 64 * 20, err));
-    AFF_TRY(plane(r, &m->fields, four ? n / 32 : n / 64 * 3, err));
-    return four ? AFF_OK : plane(r, &m->rscale, 2 * (uint64_t)rows, err);
-}
-
 static aff_status place_experts(aff_runner *r, aff_experts *store, int layers, aff_expert_table *out, aff_error *err)
 {
     const int experts = r->source->cfg.experts;
-    const aff_expert_shape s = aff__experts_shape(store);
     const uint64_t n = (uint64_t)layers * (uint64_t)experts;
-    aff_expert *table;
-    aff_status st = AFF_OK;
-    AFF_TRY(aff__calloc(&table, n, sizeof *table, "expert table", err));
+    const aff_slot_layout y = aff__experts_layout(store);
+    uint64_t *base = NULL;
+    uint8_t *slot = NULL;
+    aff_status st = aff__calloc(&base, n, sizeof *base, "expert table", err);
+    if (st == AFF_OK) st = aff__calloc(&slot, y.pitch, 1, "expert slot", err);
     for (int i = 0; st == AFF_OK && i < layers * experts; i++) {
-        aff_expert *e = &table[i];
-        st = aff__experts_get(store, i / experts, i % experts, e, err);
-        const bool held = st == AFF_OK;
-        if (st == AFF_OK) st = matrix(r, &e->gate, s.dtype, s.inter, s.hidden, err);
-        if (st == AFF_OK) st = matrix(r, &e->up, s.dtype, s.inter, s.hidden, err);
-        if (st == AFF_OK) st = matrix(r, &e->down, s.dtype, s.hidden, s.inter, err);
-        if (held) aff__experts_put(store, i / experts, i % experts);
+        const void *p = slot;
+        aff__experts_copy(store, i / experts, i % experts, slot);
+        st = r->b->place(r->b, &p, y.bytes, "routed experts", err);
+        base[i] = (uint64_t)(uintptr_t)p | AFF_BASE_CARD;
     }
-    const void *p = table;
-    if (st == AFF_OK) st = r->b->place(r->b, &p, n * sizeof *table, "expert table", err);
-    free(table);
-    *out = (aff_expert_table){p, layers, experts};
+    const void *p = base;
+    if (st == AFF_OK) st = r->b->place(r->b, &p, n * sizeof *base, "expert table", err);
+    free(slot);
+    free(base);
+    *out = (aff_expert_table){.base = p, .layers = layers, .experts = experts};
+    for (int i = 0; i < 9; i++) out->plane[i / 3][i % 3] = (uint32_t)y.plane[i / 3][i % 3];
     return st;
 }
 

@@ -1,6 +1,8 @@
 /* Router, plan and routed experts as device kernels: the CPU's picks, weights and results in every bit, by the small kernels and by
  * the matrix unit's. */
 #include "backend/gpu_kernel_test.h"
+#include "base/mem.h"
+#include "experts/store.h"
 
 static void route(aff_scoring scoring, int E, int K, int T, bool bias, bool hash, bool odd)
 {
@@ -41,13 +43,17 @@ typedef struct {
     int max;
 } plan;
 
-static plan device_plan(const int32_t *picks, const float *w, int T, int K, int E, int batch, aff_k_moe *m)
+/* base: where the experts are; NULL: on the card. log: NULL, or what the plan writes there. */
+static plan device_plan(const int32_t *picks, const float *w, int T, int K, int E, int batch, const uint64_t *base, int32_t *log, aff_k_moe *m)
 {
-    plan p = {NEW(int32_t, 2), NEW(int32_t, T * K), NEW(int32_t, T * K), NEW(float, T * K), NULL, aff__k_max_items(T, K, E, batch)};
+    plan p = {NEW(int32_t, AFF_K_PLAN_COUNTS), NEW(int32_t, T * K), NEW(int32_t, T * K), NEW(float, T * K), NULL, aff__k_max_items(T, K, E, batch)};
     p.item = NEW(aff_k_item, p.max);
     *m = (aff_k_moe){p.n, p.item, p.row, p.rank, p.weight};
-    const aff_k_plan a = {.picks = picks, .weights = w, .plan = *m, .T = T, .K = K, .experts = E, .batch = batch};
-    launch("plan", 1, 32 * up(E < 1024 ? E : 1024, 32), 12 * (size_t)E, &a);
+    uint64_t *card = NEW(uint64_t, E);
+    for (int e = 0; e < E; e++) card[e] = 256 * (uint64_t)(e + 1) | AFF_BASE_CARD;
+    const aff_k_plan a = {.picks = picks, .weights = w, .base = base ? base : card, .plan = *m, .log = log, .T = T, .K = K, .experts = E, .batch = batch};
+    launch("plan", 1, 32 * up(E < 1024 ? E : 1024, 32), aff__k_plan_smem(E), &a);
+    free(card);
     return p;
 }
 static void free_plan(plan *p)
@@ -79,10 +85,14 @@ static void test_plan(void **state)
         distinct_picks(picks, T, K, E);
         layout_amd = 0;
         aff_k_moe m;
-        plan p = device_plan(picks, w, T, K, E, batch, &m);
+        uint64_t *base = NEW(uint64_t, E);
+        int32_t *log = NEW(int32_t, T * K > E ? T * K : E), where[3] = {0};
+        for (int e = 0; e < E; e++) base[e] = (uint64_t[]){256 * (uint64_t)e | AFF_BASE_CARD | AFF_BASE_HOST, 256 * (uint64_t)e | AFF_BASE_HOST, 0}[draw(&seed, 3)];
+        plan p = device_plan(picks, w, T, K, E, batch, base, log, &m);
         int at = 0, item = 0;
-        for (int e = 0; e < E; e++) {
-            const int first = at;
+        int *first = NEW(int, E + 1);
+        for (int e = 0; e < E; e++) { /* entries: experts ascending */
+            first[e] = at;
             for (int t = 0; t < T; t++)
                 for (int k = 0; k < K; k++) {
                     if (picks[t * K + k] != e) continue;
@@ -93,21 +103,32 @@ static void test_plan(void **state)
                     assert_true(p.weight[at] == w[t * K + k]);
                     at++;
                 }
-            for (int f = first; f < at; f += batch, item++) {
-                assert_int_equal(p.item[item].expert, e);
-                assert_int_equal(p.item[item].first, f);
-                assert_int_equal(p.item[item].count, at - f < batch ? at - f : batch);
-            }
+            if (T > AFF_K_FEW) assert_int_equal(log[e], at - first[e]);
         }
-        assert_int_equal(p.n[0], item);
-        assert_int_equal(p.n[1], 0);
+        first[E] = at;
+        if (T <= AFF_K_FEW) same_bytes("log", log, picks, 4 * (int64_t)T * K);
+        for (int c = 0; c < AFF_K_CLASSES; c++) /* items: classes ascending, experts ascending in each */
+            for (int e = 0; e < E; e++) {
+                if ((base[e] & AFF_BASE_CARD ? AFF_K_CARD : base[e] ? AFF_K_HOST : AFF_K_DISK) != c) continue;
+                for (int f = first[e]; f < first[e + 1]; f += batch, item++, where[c]++) {
+                    assert_int_equal(p.item[item].expert, e);
+                    assert_int_equal(p.item[item].where, c);
+                    assert_true(c == AFF_K_DISK || p.item[item].base == 256 * (uint64_t)e);
+                    assert_int_equal(p.item[item].first, f);
+                    assert_int_equal(p.item[item].count, first[e + 1] - f < batch ? first[e + 1] - f : batch);
+                }
+            }
+        assert_int_equal(p.n[AFF_K_ITEMS], item);
+        assert_int_equal(p.n[AFF_K_BAD], 0);
+        assert_int_equal(p.n[AFF_K_ON_CARD], where[AFF_K_CARD]);
+        assert_int_equal(p.n[AFF_K_ON_DISK], where[AFF_K_DISK]);
         assert_true(item <= p.max);
-        free_plan(&p), free(picks), free(w);
+        free_plan(&p), free(picks), free(w), free(base), free(log), free(first);
     }
     int32_t bad[4] = {1, 7, -3, 0};
     float w[4] = {0};
     aff_k_moe m;
-    plan p = device_plan(bad, w, 2, 2, 4, 8, &m);
+    plan p = device_plan(bad, w, 2, 2, 4, 8, NULL, NULL, &m);
     assert_int_equal(p.n[1], 2);
     free_plan(&p);
 }
@@ -153,11 +174,18 @@ static void experts(aff_dtype d, int hidden, int inter, int E, int K, int T, flo
     distinct_picks(picks, T, K, E);
     layout_amd = 0;
     aff_k_moe m;
-    plan p = device_plan(picks, w, T, K, E, 1 << 20, &m); /* an item an expert: the CPU's tiles */
+    plan p = device_plan(picks, w, T, K, E, 1 << 20, NULL, NULL, &m); /* an item an expert: the CPU's tiles */
     aff_moe_tile *tile = NEW(aff_moe_tile, E);
     for (int i = 0; i < p.n[0]; i++) tile[i] = (aff_moe_tile){e[p.item[i].expert], p.item[i].expert, p.item[i].first, p.item[i].count};
     const aff_moe_plan host = {.n_tiles = p.n[0], .n_entries = T * K, .tile = tile, .row = p.row, .rank = p.rank, .weight = p.weight};
     const aff_expert_shape shape = {d, hidden, inter, limit, table};
+    const aff_slot_layout slot = aff__slot_layout(d, hidden, inter);
+    uint8_t *slots = NEW(uint8_t, (int64_t)slot.pitch * E + 256), *at = (uint8_t *)aff__align_up((uintptr_t)slots, 256);
+    uint64_t *base = NEW(uint64_t, E);
+    for (int i = 0; i < E; i++) {
+        aff__slot_gather(&slot, &e[i], at + (uint64_t)i * slot.pitch);
+        base[i] = (uintptr_t)(at + (uint64_t)i * slot.pitch) | (draw(&seed, 2) ? AFF_BASE_CARD : AFF_BASE_HOST);
+    }
     aff_error err;
     assert_int_equal(cpu->experts(cpu, &shape, &host, x, T, K, want, &err), AFF_OK);
     EACH_LAYOUT
@@ -165,13 +193,14 @@ static void experts(aff_dtype d, int hidden, int inter, int E, int K, int T, flo
             const bool many = form == 1, stream = form == 2;
             if (stream && d == AFF_MXFP4) continue;
             const int batch = many ? aff__k_item_many(layout_amd) : AFF_K_ITEM_FEW;
-            plan q = device_plan(picks, w, T, K, E, batch, &m);
+            plan q = device_plan(picks, w, T, K, E, batch, base, NULL, &m);
             float *y = NEW(float, n), *h = NEW(float, T * K * inter), *hs = NEW(float, T * K * gh);
             int8_t *hq = NEW(int8_t, T * K * inter);
             const aff_k_convert cx = {.x = x, .ldx = hidden, .y = {.q = xq, .qs = xs}, .n = hidden};
             launch("convert", (unsigned)T, 256, 0, &cx);
-            const aff_k_experts a = {.plan = m, .expert = e, .table = &table[0][0][0], .xq = xq, .xs = xs, .h = h, .hq = hq, .hs = hs, .y = y,
-                                     .dtype = d, .hidden = hidden, .inter = inter, .K = K, .limit = limit};
+            aff_k_experts a = {.plan = m, .table = &table[0][0][0], .xq = xq, .xs = xs, .h = h, .hq = hq, .hs = hs, .y = y,
+                                     .dtype = d, .hidden = hidden, .inter = inter, .K = K, .limit = limit, .link = draw_int(&seed, 1, 4)};
+            for (int i = 0; i < 9; i++) a.off[i / 3][i % 3] = (uint32_t)slot.plane[i / 3][i % 3];
             const unsigned items = (unsigned)q.max;
             if (many) {
                 launch("experts_many_up", items * up(inter, 64), 256, aff__k_experts_many_smem(layout_amd), &a);
@@ -191,7 +220,7 @@ static void experts(aff_dtype d, int hidden, int inter, int E, int K, int T, flo
             free(y), free(h), free(hs), free(hq), free_plan(&q);
         }
     for (int i = 0; i < E; i++) free_matrix(&e[i].gate), free_matrix(&e[i].up), free_matrix(&e[i].down);
-    free(e), free(x), free(w), free(want), free(xs), free(picks), free(xq), free(tile), free_plan(&p);
+    free(e), free(x), free(w), free(want), free(xs), free(picks), free(xq), free(tile), free(slots), free(base), free_plan(&p);
 }
 
 static void test_experts(void **state)

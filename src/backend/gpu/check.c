@@ -1,4 +1,5 @@
 #include "backend/gpu/check.h"
+#include "experts/store.h"
 #include "backend/cpu/kernels.h"
 #include "base/mem.h"
 #include "base/rng.h"
@@ -363,20 +364,13 @@ static void do_argmax(check *c)
 
 /* ---- routed experts ---- */
 
-static uint64_t plane_bytes(aff_dtype dtype, int which, int rows, int cols)
-{
-    const uint64_t n = (uint64_t)rows * (uint64_t)cols;
-    if (dtype == AFF_MXFP4) return which == 0 ? n / 2 : which == 1 ? n / 32 : 0;
-    return which == 0 ? n / 64 * 20 : which == 1 ? n / 64 * 3 : 2 * (uint64_t)rows;
-}
-
 /* Random codes (all values are valid), or codes in order; scales near 1. */
-static void expert_matrix(check *c, aff_dtype dtype, int rows, int cols, uint64_t first, aff_expert_mat *w,
-                          aff_expert_mat *d)
+static void expert_matrix(check *c, const aff_slot_layout *y, int which, uint64_t first, aff_expert_mat *w)
 {
-    const uint8_t **at[2][3] = {{&w->codes, &w->fields, &w->rscale}, {&d->codes, &d->fields, &d->rscale}};
+    const aff_dtype dtype = y->dtype;
+    const uint8_t **const at[3] = {&w->codes, &w->fields, &w->rscale};
     for (int k = 0; k < 3; k++) {
-        const uint64_t n = plane_bytes(dtype, k, rows, cols);
+        const uint64_t n = y->size[which][k];
         if (!n) continue;
         uint8_t *x = bytes(c, (int64_t)n);
         if (first && k == 0 && dtype != AFF_MXFP4) { /* 10-bit codes first, first+1, ... */
@@ -389,12 +383,11 @@ static void expert_matrix(check *c, aff_dtype dtype, int rows, int cols, uint64_
         if (dtype == AFF_MXFP4 && k == 1)
             for (uint64_t i = 0; i < n; i++) x[i] = (uint8_t)(first ? i % 255 : (uint64_t)draw(c, 118, 130));
         if (k == 2)
-            for (int r = 0; r < rows; r++) {
-                const uint16_t s = aff__f32_to_bf16(0.001f * (1.5f + unit(c)));
-                memcpy(x + 2 * r, &s, 2);
+            for (uint64_t r = 0; r < n / 2; r++) {
+                const uint16_t v = aff__f32_to_bf16(0.001f * (1.5f + unit(c)));
+                memcpy(x + 2 * r, &v, 2);
             }
-        *at[0][k] = x;
-        *at[1][k] = there(c, x, (int64_t)n);
+        *at[k] = x;
     }
 }
 
@@ -402,7 +395,7 @@ static void expert_matrix(check *c, aff_dtype dtype, int rows, int cols, uint64_
 static void experts(check *c, aff_dtype dtype, int E, int H, int I, int T, int K, uint64_t first, bool one_hot)
 {
     enum { MOST = 6 };
-    aff_expert w[MOST], d[MOST];
+    aff_expert w[MOST];
     aff_moe_tile tile[MOST];
     int row[256 * MOST], rank[256 * MOST], n_tiles = 0, n = 0;
     float weight[256 * MOST];
@@ -416,11 +409,18 @@ static void experts(check *c, aff_dtype dtype, int E, int H, int I, int T, int K
           *dy = there(c, NULL, (int64_t)T * K * H * 4);
     for (int t = 0; one_hot && t < T; t++)
         for (int i = 0; i < H; i++) x[(int64_t)t * H + i] = i % T == t ? 1.0f : 0.0f;
+    const aff_expert_shape shape = {dtype, H, I, 10.0f, (const int16_t(*)[1024][4])table};
+    const aff_slot_layout lay = aff__slot_layout(dtype, H, I);
+    uint8_t *slots = host(c, E * (int64_t)lay.pitch, 1);
+    uint64_t base[MOST];
     for (int e = 0; e < E; e++) {
-        expert_matrix(c, dtype, I, H, first, &w[e].gate, &d[e].gate);
-        expert_matrix(c, dtype, I, H, first ? first + 341 : 0, &w[e].up, &d[e].up);
-        expert_matrix(c, dtype, H, I, first ? first + 682 : 0, &w[e].down, &d[e].down);
+        expert_matrix(c, &lay, 0, first, &w[e].gate);
+        expert_matrix(c, &lay, 1, first ? first + 341 : 0, &w[e].up);
+        expert_matrix(c, &lay, 2, first ? first + 682 : 0, &w[e].down);
+        aff__slot_gather(&lay, &w[e], slots + (uint64_t)e * lay.pitch);
     }
+    uint8_t *on_card = there(c, slots, E * (int64_t)lay.pitch);
+    for (int e = 0; e < E; e++) base[e] = (uint64_t)(uintptr_t)(on_card + (uint64_t)e * lay.pitch) | AFF_BASE_CARD;
     for (int t = 0; t < T; t++) /* distinct picks */
         for (int k = 0; k < K; k++) picks[t * K + k] = (draw(c, 0, 1) + t + k) % E == 0 && k == 0 ? 0 : (t + k) % E;
     for (int t = 0; t < T; t++)
@@ -436,12 +436,12 @@ static void experts(check *c, aff_dtype dtype, int E, int H, int I, int T, int K
             }
         if (n > at) tile[n_tiles++] = (aff_moe_tile){w[e], e, at, n - at};
     }
-    const aff_expert_shape shape = {dtype, H, I, 10.0f, (const int16_t(*)[1024][4])table};
     aff_expert_shape there_shape = shape;
     there_shape.table = there(c, table, 2 * (int64_t)sizeof *table);
     const aff_moe_plan plan = {
         .n_tiles = n_tiles, .n_entries = n, .tile = tile, .row = row, .rank = rank, .weight = weight};
-    const aff_expert_table experts = {there(c, d, E * (int64_t)sizeof *d), 1, E};
+    aff_expert_table experts = {.base = there(c, base, E * (int64_t)sizeof *base), .layers = 1, .experts = E};
+    for (int i = 0; i < 9; i++) experts.plane[i / 3][i % 3] = (uint32_t)lay.plane[i / 3][i % 3];
     snprintf(c->what, sizeof c->what, "dtype %d, %d x %d, %d rows of %d picks", (int)dtype, H, I, T, K);
     note_status(c, c->cpu->experts(c->cpu, &shape, &plan, x, T, K, y, &c->err));
     if (c->status == AFF_OK)

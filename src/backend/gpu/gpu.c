@@ -145,14 +145,14 @@ static aff_status finish(aff_backend *b, aff_error *err)
     if (s != AFF_OK && err) *err = g->err;
     g->status = AFF_OK;
     if (s == AFF_OK && g->moes)
-        s = aff__rt_copy(g->rt, g->s, g->host_counts, g->counts, (uint64_t)g->moes * 2 * sizeof *g->counts, err);
+        s = aff__rt_copy(g->rt, g->s, g->host_counts, g->counts, (uint64_t)g->moes * AFF_K_PLAN_COUNTS * sizeof *g->counts, err);
     if (s == AFF_OK) s = aff__rt_sync(g->rt, g->s, err);
     g->staged = 0;
     for (int i = 0; s == AFF_OK && i < g->moes; i++)
-        if (g->host_counts[2 * i + 1])
+        if (g->host_counts[AFF_K_PLAN_COUNTS * i + AFF_K_BAD])
             s = aff__fail(err, AFF_E_FORMAT,
                           "mixture of experts %d of the pass: %d picks name no expert (NaN in the weights?)", i,
-                          (int)g->host_counts[2 * i + 1]);
+                          (int)g->host_counts[AFF_K_PLAN_COUNTS * i + AFF_K_BAD]);
     g->moes = 0;
     return s;
 }
@@ -204,7 +204,7 @@ static void destroy(aff_backend *b)
 
 static aff_status open_parts(aff_gpu *g, const aff_device_spec *spec, aff_error *err)
 {
-    const uint64_t Q = AFF_MAX_CHUNK, counts = AFF_G_COUNTS * 2 * sizeof(int32_t);
+    const uint64_t Q = AFF_MAX_CHUNK, counts = AFF_G_COUNTS * AFF_K_PLAN_COUNTS * sizeof(int32_t);
     AFF_TRY(aff__rt_open(&g->rt, spec, err));
     AFF_TRY(aff__device_results(spec, g->results, err));
     g->amd = aff__rt_info(g->rt)->fragment_columns == 16;

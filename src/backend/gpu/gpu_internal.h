@@ -58,7 +58,7 @@ typedef struct aff_gpu {
     int64_t *pos;  /* [AFF_MAX_CHUNK] device */
     int32_t *first;
     const aff_layer_state **table;
-    int32_t *counts;      /* [AFF_G_COUNTS][2] device: items of a plan, bad picks */
+    int32_t *counts;      /* [AFF_G_COUNTS][AFF_K_PLAN_COUNTS] device */
     int32_t *host_counts; /* pinned */
     int moes;             /* plans made in the pass */
     aff_gpu_record record[AFF_G_RECORDS];

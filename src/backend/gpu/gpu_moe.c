@@ -1,5 +1,6 @@
 /* Router, routed experts, SwiGLU (spec model-v4 8). */
 #include "backend/gpu/gpu_internal.h"
+#include <string.h>
 
 static void route(aff_backend *b, const aff_router *r, const float *logits, const int32_t *ids, int T, int32_t *picks,
                   float *weights)
@@ -49,7 +50,7 @@ static aff_k_moe plan_arrays(aff_gpu *g, uint64_t entries, uint64_t items)
 {
     char *p = aff__gpu_scratch(g, AFF_G_PLAN, up16(items * sizeof(aff_k_item)) + 3 * up16(entries * 4));
     const int slot = g->moes < AFF_G_COUNTS ? g->moes++ : AFF_G_COUNTS - 1;
-    aff_k_moe m = {.n = g->counts + 2 * slot, .item = (aff_k_item *)(void *)p};
+    aff_k_moe m = {.n = g->counts + AFF_K_PLAN_COUNTS * slot, .item = (aff_k_item *)(void *)p};
     p += up16(items * sizeof(aff_k_item));
     m.row = (int32_t *)(void *)p;
     m.rank = (int32_t *)(void *)(p + up16(entries * 4));
@@ -77,14 +78,15 @@ static void routed(aff_backend *b, const aff_expert_shape *s, const aff_expert_t
     const int n = T * K, up_tiles = (s->inter + (few ? 127 : 63)) / (few ? 128 : 64),
               down_tiles = (s->hidden + (few ? 127 : 63)) / (few ? 128 : 64);
     aff_k_experts a = {.plan = plan_arrays(g, (uint64_t)n, (uint64_t)items),
-                       .expert = e->expert + (int64_t)layer * e->experts,
                        .table = s->table ? s->table[0][0] : NULL,
                        .y = y,
                        .dtype = (int32_t)s->dtype,
                        .hidden = s->hidden,
                        .inter = s->inter,
                        .K = K,
+                       .link = (aff__rt_info(g->rt)->units + 7) / 8,
                        .limit = s->swiglu_limit};
+    memcpy(a.off, e->plane, sizeof a.off);
     int8_t *xq;
     float *xs;
     quantise(g, x, T, s->hidden, AFF_G_XQ, &xq, &xs);
@@ -92,7 +94,8 @@ static void routed(aff_backend *b, const aff_expert_shape *s, const aff_expert_t
     a.xs = xs;
     quantise(g, NULL, n, s->inter, AFF_G_HQ, &a.hq, &a.hs);
     const unsigned threads = (unsigned)((e->experts < 1024 ? e->experts : 1024) + 31) & ~31u;
-    aff__gpu_launch(g, AFF_K_plan, 1, threads, 12 * (uint64_t)e->experts, &(aff_k_plan){picks, weights, a.plan, T, K, e->experts, batch});
+    const aff_k_plan plan = {.picks = picks, .weights = weights, .base = e->base + (int64_t)layer * e->experts, .plan = a.plan, .T = T, .K = K, .experts = e->experts, .batch = batch};
+    aff__gpu_launch(g, AFF_K_plan, 1, threads, aff__k_plan_smem(e->experts), &plan);
     a.copies = few ? stream_copies(g, s) : 0;
     if (a.copies || !few) a.h = aff__gpu_scratch(g, AFF_G_H, (uint64_t)n * (uint64_t)s->inter * sizeof(float));
     if (a.copies) {

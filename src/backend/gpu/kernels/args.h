@@ -345,26 +345,38 @@ typedef struct aff_k_route {
     float scale;
 } aff_k_route;
 
+/* Where an expert is (the words of types.h, aff_expert_table). */
+enum { AFF_K_CARD, AFF_K_HOST, AFF_K_DISK, AFF_K_CLASSES };
+
 /* Entries of one expert that a block of the routed kernels takes together. */
 typedef struct aff_k_item {
-    int32_t expert, first, count;
+    uint64_t base; /* the expert's slot */
+    int32_t expert, first, count, where;
 } aff_k_item;
 
 /* Work on experts (types.h, aff_moe_plan), in device memory. */
 typedef struct aff_k_moe {
-    int32_t *n;       /* [2]: items; picks that name no expert (then the pass is void) */
+    int32_t *n;       /* [AFF_K_PLAN_COUNTS] */
     aff_k_item *item; /* [aff__k_max_items] */
     int32_t *row, *rank; /* [T*K] */
     float *weight;       /* [T*K] */
 } aff_k_moe;
 
-/* 1 x min(experts, 1024) rounded up to 32, 12 * experts B. Experts ascending, rows ascending; items of at most `batch` entries. */
+/* Counts of a plan: items; picks that name no expert (then the pass is void); of the items those of experts on the card, and those on
+ * disk, which are the first and the last. */
+enum { AFF_K_ITEMS, AFF_K_BAD, AFF_K_ON_CARD, AFF_K_ON_DISK, AFF_K_PLAN_COUNTS };
+
+/* 1 x min(experts, 1024) rounded up to 32, aff__k_plan_smem(experts). Items of at most `batch` entries: by class, in a class experts ascending; rows
+ * ascending. */
 typedef struct aff_k_plan {
     const int32_t *picks;
     const float *weights; /* [T][K] */
+    const uint64_t *base; /* [experts] words of aff_expert_table */
     aff_k_moe plan;
+    int32_t *log; /* NULL, or pinned memory: of T <= AFF_K_FEW rows the picks [T][K], else how many rows chose each expert [experts] */
     int32_t T, K, experts, batch;
 } aff_k_plan;
+static inline size_t aff__k_plan_smem(int32_t experts) { return 20 * (size_t)experts; }
 static inline int32_t aff__k_max_items(int32_t T, int32_t K, int32_t experts, int32_t batch)
 {
     const int32_t n = T * K;
@@ -394,7 +406,6 @@ typedef struct aff_k_swiglu {
 enum { AFF_K_ITEM_FEW = 8 };
 typedef struct aff_k_experts {
     aff_k_moe plan;
-    const aff_expert *expert; /* [experts] addresses, wherever they are */
     const int16_t *table;     /* [2][1024][4], AFF_Q2P875G */
     const int8_t *xq;         /* [T][hidden] */
     const float *xs;          /* [T][ceil(hidden/128)] */
@@ -404,6 +415,8 @@ typedef struct aff_k_experts {
     float *y;                 /* [T][K][hidden] */
     int32_t dtype, hidden, inter, K;
     int32_t copies; /* stream: of the codebook in shared memory, 1, 2, 4 or 8 */
+    int32_t link;   /* stream: blocks that read experts outside the card's memory, if there are any */
+    uint32_t off[3][3]; /* planes of a slot (types.h) */
     float limit;
 } aff_k_experts;
 typedef aff_k_experts aff_k_experts_up;
