@@ -1,9 +1,11 @@
-/* bench_quant [experts] [rows] - error and speed of the expert encoders on synthetic experts: gate and up 2048 x 4096,
+/* bench_quant [experts] [rows [DEVICE]] - error and speed of the expert encoders on synthetic experts: gate and up 2048 x 4096,
  * down 4096 x 2048, weights N(0, 0.02) rounded to MXFP4 with scale 2^(floor(log2 amax) - 2), column importance exp(N(0,
  * 1)), seed 1; codebooks are fitted on seed 2. One line for each variant: relative Frobenius error, weighted by the
  * importance in the first run and not in the second, and experts a second of one core (by its CPU clock). Then error
  * feedback for gate and up, with inputs half of whose energy lies in 16 common directions: relative error of what the
- * matrix puts out. */
+ * matrix puts out. With a DEVICE: only how many experts a second it encodes. */
+#include "backend/gpu/encode.h"
+#include "base/clock.h"
 #include "base/cpu.h"
 #include "base/mem.h"
 #include "base/rng.h"
@@ -259,8 +261,48 @@ static void feedback(uint64_t rows)
     free(h);
 }
 
+/* Experts a second that a card chooses codes for, alone and with what the processor still does (one thread). */
+static void on_device(const char *device, int experts)
+{
+    aff_device_spec spec;
+    aff_encoder by;
+    aff_error err = {0};
+    aff_encode_space *sp;
+    static variant v = {.name = "device"};
+    if (aff__device_parse(&spec, device, &err) != AFF_OK || aff__gpu_encoder_create(&by, &spec, &err) != AFF_OK) fail(err.msg);
+    fit(&v, 256, 1);
+    if (by.begin(by.ctx, v.search, &err) != AFF_OK || aff__encode_space_create(&sp, HIDDEN, &err) != AFF_OK) fail(err.msg);
+    expert x = make_expert(1, HIDDEN);
+    uint8_t *record = zeroed((uint64_t)HIDDEN * INTER);
+    for (int weighted = 1; weighted >= 0; weighted--) {
+        double seconds[2] = {0};
+        for (int n = -1; n < experts; n++) /* the first makes room */
+            for (int i = 0; i < 3; i++)
+                for (int k = 0; k < 2; k++) {
+                    const aff_matdesc m = layout(x.m[i].rows, x.m[i].cols);
+                    const float *w = weighted ? x.weight[i] : NULL;
+                    aff_qerror e = {0};
+                    const uint64_t at = aff__now_ns();
+                    const aff_status s = k ? aff__encode_matrix_by(&by, v.search, sp, &m, &x.m[i], w, record, &e, &err) : by.choose(by.ctx, &m, &x.m[i], w, record, &err);
+                    if (s != AFF_OK) fail(err.msg);
+                    if (n >= 0) seconds[k] += (double)(aff__now_ns() - at) * 1e-9;
+                }
+        printf("%s %-10s %.1f experts/s chosen, %.2f with row scales and errors by one thread\n", device, weighted ? "weighted" : "unweighted", experts / seconds[0],
+               experts / seconds[1]);
+    }
+    free(record);
+    free_expert(&x);
+    aff__encode_space_free(sp);
+    aff__search_free(v.search);
+    aff__gpu_encoder_free(&by);
+}
+
 int main(int argc, char **argv)
 {
+    if (argc > 3) {
+        on_device(argv[3], atoi(argv[1]));
+        return 0;
+    }
     int experts = argc > 1 ? atoi(argv[1]) : 8;
     uint64_t rows = argc > 2 ? (uint64_t)atoi(argv[2]) : HIDDEN;
     for (int weighted = 1; weighted >= 0; weighted--) {

@@ -1,4 +1,5 @@
 /* aff-quantize: a checkpoint folder in, a container out. */
+#include "backend/gpu/encode.h"
 #include "base/options.h"
 #include "quant/quantize.h"
 #include "ui/progress.h"
@@ -55,7 +56,9 @@ int main(int argc, char **argv)
 {
     aff_progress p;
     aff_quantize_options o = {.out = "model.aff", .ctx = &p, .say = say, .warn = warn, .progress = progress};
-    const char *experts = "q2p875", *range = NULL;
+    const char *experts = "q2p875", *range = NULL, *device = "cpu";
+    aff_device_spec spec;
+    aff_encoder encoder = {0};
     int64_t threads = 0;
     const aff_option options[] = {
         {"src", 0, AFF_OPT_STR, &o.src, "DIR", "Checkpoint: config.json, model.safetensors.index.json and its shards.",
@@ -99,6 +102,8 @@ int main(int argc, char **argv)
          "Go on where a run of the same command was killed, stopped or failed; the file is the same as of one run.", "Running", 0, 0},
         {"verify", 0, AFF_OPT_FLAG, &o.verify, NULL,
          "Decode every expert of the finished file again and compare its error with the table.", NULL, 0, 0},
+        {"device", 0, AFF_OPT_STR, &device, "NAME",
+         "What chooses the codes, with the same bytes as result: cpu, cuda:N, hip:N, or an emulated card, emu:SIZE [cpu].", NULL, 0, 0},
         {"report", 0, AFF_OPT_STR, &o.report, "FILE", "Write the errors of layers and experts as JSON.", NULL, 0, 0},
         {"threads", 0, AFF_OPT_INT, &threads, "N", "Worker threads; the result does not depend on it [one per CPU].",
          NULL, 1, 1024},
@@ -112,6 +117,8 @@ int main(int argc, char **argv)
     o.threads = (int)threads;
     o.mxfp4 = strcmp(experts, "mxfp4") == 0;
     aff_status s = parse_range(range, &o, &err);
+    if (s == AFF_OK) s = aff__device_parse(&spec, device, &err);
+    if (s == AFF_OK && spec.choice == AFF_DEVICE_RT) o.encoder = &encoder;
     if (s == AFF_OK)
         s = o.mxfp4 || strcmp(experts, "q2p875") == 0
                 ? aff__quantize_check(&o, &err)
@@ -123,9 +130,14 @@ int main(int argc, char **argv)
     signal(SIGINT, on_signal);
     signal(SIGTERM, on_signal);
     signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is then an error of the write */
+    if (o.encoder && aff__gpu_encoder_create(&encoder, &spec, &err) != AFF_OK) {
+        fprintf(stderr, "aff-quantize: %s\n", err.msg);
+        return 1;
+    }
     aff__progress_start(&p, stderr, "quantising");
     s = aff__quantize(&o, &err);
     aff__progress_clear(&p);
+    aff__gpu_encoder_free(&encoder);
     if (s != AFF_OK) fprintf(stderr, "aff-quantize: %s\n", err.msg);
     return s == AFF_OK ? 0 : 1;
 }

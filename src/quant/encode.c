@@ -438,3 +438,44 @@ void aff__encode_matrix(const aff_search *s, aff_encode_space *sp, const aff_mat
             put_le(record + m->rscale_off + (g.r0 + r) * 2, finish_row(&g, r, weight, e), 2);
     }
 }
+
+/* ---- by somebody else ---- */
+
+static uint64_t get_le(const uint8_t *p, int n)
+{
+    uint64_t v = 0;
+    for (int i = 0; i < n; i++) v |= (uint64_t)p[i] << (8 * i);
+    return v;
+}
+
+/* What the record's block decodes to, as encode_block leaves it. pos: of every entry's number. */
+static void read_block(const rows *g, uint64_t block, const uint16_t (*pos)[AFF_CB_ENTRIES], float *x, float *y)
+{
+    const uint64_t group = block / 4, k = block % 4;
+    const uint32_t field = (uint32_t)(get_le(g->record + aff__group_fields_at(g->m, g->r0, group), 3) >> (6 * k)) & 63;
+    const uint64_t bits = get_le(g->record + aff__group_codes_at(g->m, g->r0, group) + k * 5, 5);
+    aff_choice c = {.e = (int)(field & 7), .g = field >> 3 & 3, .v = field >> 5};
+    aff_block b;
+    for (int q = 0; q < 4; q++) c.pos[q] = pos[c.v][bits >> (10 * q) & 1023];
+    aff__mxfp4_block(g->src, g->r0, block, &b);
+    block_weights(&b, g->row[0], x);
+    block_decode(g->s, &c, y);
+}
+
+aff_status aff__encode_matrix_by(const aff_encoder *by, const aff_search *s, aff_encode_space *sp, const aff_matdesc *m,
+                                 const aff_mxfp4 *src, const float *weight, uint8_t *record, aff_qerror *e, aff_error *err)
+{
+    rows g = {.s = s, .sp = sp, .m = m, .src = src, .weight = weight ? sp->weight : NULL, .record = record, .n = 1};
+    uint16_t pos[AFF_CB_VARIANTS][AFF_CB_ENTRIES];
+    for (uint64_t c = 0; c < m->cols && weight; c++) sp->weight[c] = aff__encode_weight(weight[c]);
+    AFF_TRY(by->choose(by->ctx, m, src, g.weight, record, err));
+    for (int v = 0; v < AFF_CB_VARIANTS; v++)
+        for (uint16_t i = 0; i < AFF_CB_ENTRIES; i++) pos[v][s->table[v].id[i]] = i;
+    for (g.r0 = 0; g.r0 < m->rows; g.r0++) {
+        g.row[0] = row_exponent(src, g.r0);
+        for (uint64_t k = 0; g.row[0] != INT_MIN && k < m->cols / BLOCK; k++)
+            read_block(&g, k, (const uint16_t(*)[AFF_CB_ENTRIES])pos, sp->x + k * BLOCK, sp->y + k * BLOCK);
+        put_le(record + m->rscale_off + g.r0 * 2, finish_row(&g, 0, weight, e), 2);
+    }
+    return AFF_OK;
+}

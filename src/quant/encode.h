@@ -23,6 +23,18 @@ void aff__encode_space_free(aff_encode_space *s);
 void aff__encode_matrix(const aff_search *s, aff_encode_space *space, const aff_matdesc *m, const aff_mxfp4 *src,
                         const float *weight, const aff_feedback *f, uint8_t *record, aff_qerror *e);
 
+/* Somebody else who chooses codes and fields (a card): the same bytes. `choose` may be called by any number of threads. */
+typedef struct aff_encoder {
+    void *ctx;
+    /* Once, before the first matrix; s stays as it is until the last. */
+    aff_status (*begin)(void *ctx, const aff_search *s, aff_error *err);
+    /* Codes and fields of m in `record`; weight [cols] floored (aff__encode_weight), or NULL. */
+    aff_status (*choose)(void *ctx, const aff_matdesc *m, const aff_mxfp4 *src, const float *weight, uint8_t *record, aff_error *err);
+} aff_encoder;
+/* aff__encode_matrix without feedback, by the encoder. */
+aff_status aff__encode_matrix_by(const aff_encoder *by, const aff_search *s, aff_encode_space *space, const aff_matdesc *m,
+                                 const aff_mxfp4 *src, const float *weight, uint8_t *record, aff_qerror *e, aff_error *err);
+
 /* ---- for the fit ---- */
 
 /* A block of 16 as the checkpoint holds it. */

@@ -120,6 +120,9 @@ aff_status aff__quantize_check(const aff_quantize_options *o, aff_error *err)
     if (o->mxfp4 && o->compat)
         return aff__fail(err, AFF_E_INVALID,
                          "--experts mxfp4: the compatible form has no such dtype; leave out --compat");
+    if (o->encoder && (o->mxfp4 || o->compat))
+        return aff__fail(err, AFF_E_INVALID, "--device: %s; leave out one of the two",
+                         o->compat ? "--compat is encoded by this program's threads alone" : "--experts mxfp4 leaves nothing to encode");
     AFF_TRY(check_codebook_flags(o, err));
     return check_split_flags(o, err);
 }
@@ -416,6 +419,8 @@ static aff_status open_imatrix(aff_qjob *j, aff_error *err)
         aff__q_say(
             j, "imatrix: second moments for gate and up of %" PRIu64 " and down of %" PRIu64 " layers: error feedback",
             i->moments - i->moments_down, i->moments_down);
+    if (i->moments && j->o->encoder)
+        aff__q_warn(j, "--device: matrices with second moments (error feedback) are encoded by this program's threads, at their speed");
     return AFF_OK;
 }
 

@@ -4,7 +4,7 @@
  * shard order, processor or time. */
 #ifndef AFF_QUANT_QUANTIZE_H
 #define AFF_QUANT_QUANTIZE_H
-#include "base/status.h"
+#include "quant/encode.h"
 
 typedef struct aff_quantize_options {
     const char *src;              /* checkpoint folder */
@@ -19,6 +19,7 @@ typedef struct aff_quantize_options {
     const char *report;           /* JSON of the errors, or NULL */
     int64_t layers;               /* only the first so many layers, 0: all. The result is for experiments, no model */
     int threads;                  /* 0: one per allowed CPU */
+    const aff_encoder *encoder;   /* chooses the codes (not with compat or mxfp4, not under error feedback); NULL: this program's threads */
     bool dspark;                  /* the draft stages mtp.* into a companion; needs a codebook unless mxfp4 */
     bool mxfp4;                   /* keep the experts' FP4 as it is */
     bool cb_spread;               /* fit on experts of all layers; the default unless `compat` */

@@ -269,6 +269,7 @@ aff_status aff__q_codebook(aff_qjob *j, aff_error *err)
         aff_cb_table t[AFF_CB_VARIANTS];
         aff__cb_unpack(j->codebook, t);
         AFF_TRY(aff__search_create(&j->search, t, AFF_SEARCH_JMIN, j->pool, err));
+        if (j->o->encoder) AFF_TRY(j->o->encoder->begin(j->o->encoder->ctx, j->search, err));
     }
     return identify_encoder(j, err);
 }

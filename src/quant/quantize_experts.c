@@ -123,6 +123,7 @@ static aff_status encode_piece(const aff_qjob *j, const piece *p, aff_qspace *s,
     } else {
         const aff_feedback *f;
         AFF_TRY(feedback_of(j, p, s, &f, err));
+        if (j->o->encoder && !f) return aff__encode_matrix_by(j->o->encoder, j->search, s->encode, p->m, &p->src, p->weight, s->record, e, err);
         aff__encode_matrix(j->search, s->encode, p->m, &p->src, p->weight, f, s->record, e);
     }
     return AFF_OK;

@@ -1,6 +1,7 @@
 /* encode, search: every path against full scans, bytes the same at every level, choices against brute force, the fit.
  */
 #include "support/test.h"
+#include "backend/gpu/encode.h"
 #include "base/cpu.h"
 #include "base/mem.h"
 #include "quant/encode.h"
@@ -145,6 +146,42 @@ static aff_matdesc layout(uint32_t quant)
 }
 
 enum { RECORD = 8192 };
+
+static const char *card; /* --device: instead of the emulated ones */
+
+static void same_bytes_on_a_card(void **state)
+{
+    (void)state;
+    static const char *const devices[] = {"emu:128M", "emu-amd:128M"};
+    static uint8_t want[RECORD], got[RECORD];
+    aff_error err = {0};
+    source *src = make_source(13);
+    aff_encode_space *sp;
+    aff_search *s = search_of(AFF_CPU_AVX512);
+    assert_int_equal(aff__encode_space_create(&sp, COLS, NULL), AFF_OK);
+    for (int n = 0; n < 8; n++) {
+        const float *weight = n & 1 ? src->weight : NULL;
+        aff_matdesc m = layout(n & 2 ? AFF_Q2P875G : AFF_Q2P875Q4);
+        aff_device_spec spec;
+        aff_encoder by;
+        aff_qerror e = {0}, f = {0};
+        memset(want, 0, RECORD);
+        memset(got, 0xa5, RECORD);
+        memset(got, 0, m.data_off);
+        aff__encode_matrix(s, sp, &m, &src->m, weight, NULL, want, &e);
+        if (aff__device_parse(&spec, card ? card : devices[n >> 2], &err) != AFF_OK || aff__gpu_encoder_create(&by, &spec, &err) != AFF_OK ||
+            by.begin(by.ctx, s, &err) != AFF_OK || aff__encode_matrix_by(&by, s, sp, &m, &src->m, weight, got, &f, &err) != AFF_OK)
+            fail_msg("%s", err.msg);
+        assert_memory_equal(got + m.data_off, want + m.data_off, m.data_size);
+        assert_memory_equal(got + m.scale_off, want + m.scale_off, m.scale_size);
+        assert_memory_equal(got + m.rscale_off, want + m.rscale_off, m.rscale_size);
+        assert_memory_equal(&e, &f, sizeof e); /* the sums too, to the bit */
+        aff__gpu_encoder_free(&by);
+    }
+    aff__search_free(s);
+    aff__encode_space_free(sp);
+    free(src);
+}
 
 static void same_bytes_at_every_level(void **state)
 {
@@ -353,11 +390,13 @@ static void out_of_memory(void **state)
     aff__alloc_fail_after(0);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc == 3 && strcmp(argv[1], "--device") == 0) card = argv[2];
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_path_finds_the_best),
         cmocka_unit_test(tables_hold_the_nearest),
+        cmocka_unit_test(same_bytes_on_a_card),
         cmocka_unit_test(same_bytes_at_every_level),
         cmocka_unit_test(choices_against_brute_force),
         cmocka_unit_test(row_scale_is_least_squares),

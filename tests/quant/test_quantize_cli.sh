@@ -34,6 +34,8 @@ expect 1 'the model has 3 layers' --src "$src" --out "$tmp/a.aff" --experts mxfp
 [ -e "$tmp/a.aff" ] && fail "a refused run left its output"
 
 expect 0 'MiB in' --src "$src" --out "$tmp/a.aff" --experts mxfp4 --threads 1
+expect 2 'leave out one' --src "$src" --out "$tmp/b.aff" --experts mxfp4 --device emu:64M
+expect 2 'emu' --src "$src" --out "$tmp/b.aff" --device nowhere
 expect 0 'MiB in' --src "$src" --out "$tmp/b.aff" --experts mxfp4 --threads 2
 cmp "$tmp/a.aff" "$tmp/b.aff" || fail "one and two threads give different files"
 left=$(ls "$tmp" | tr '\n' ' ')

@@ -41,7 +41,9 @@
     X(adjust, 256)         \
     X(weights, 256)        \
     X(sample, 1024)        \
-    X(accept, 256)
+    X(accept, 256)         \
+    X(encode_rows, 256)    \
+    X(encode, 256)
 
 /* The rows of a pass (types.h, aff_rowset). The state of row t in layer l is seq[t][l]: one table of layers per sequence, device
  * pointers inside, uploaded once; row and key of aff_layer_state are not used on the device, formats come as arguments. */
@@ -506,4 +508,34 @@ typedef struct aff_k_accept {
     int32_t *kept, *next;  /* [blocks] */
     int32_t blocks;
 } aff_k_accept;
+
+/* quant/search.h, aff_search_table. */
+typedef struct aff_k_search {
+    float c[4][1024], lo[4][64], hi[4][64];
+    uint16_t id[1024];
+} aff_k_search;
+
+/* ceil(rows/8) x 256, 0 B. row[r]: exponent of row r's scale, INT_MIN for zeros. */
+typedef struct aff_k_encode_rows {
+    const uint8_t *codes, *scales; /* [rows][cols/2] E2M1 pairs, [rows][cols/32] E8M0 */
+    int32_t *row;
+    int32_t rows, cols;
+} aff_k_encode_rows;
+
+/* any x 256, aff__k_encode_smem. Codes and fields of a matrix of routed experts (quant/encode.h). */
+typedef struct aff_k_encode {
+    const uint8_t *codes, *scales;
+    const int32_t *row;
+    const float *weight;       /* [cols] > 0, or NULL */
+    const aff_k_search *table; /* [2] */
+    const float *rank;         /* [15][65536][8] */
+    const uint16_t *near;      /* [15][2][65536] */
+    uint8_t *out_codes, *out_fields; /* 20 and 3 bytes a row and group of 64 columns, which stand so far apart: */
+    int64_t code_row, code_group, field_row, field_group;
+    int32_t rows, cols;
+} aff_k_encode;
+static inline size_t aff__k_encode_smem(void)
+{
+    return 2 * sizeof(aff_k_search);
+}
 #endif
