@@ -43,7 +43,7 @@ static void trace_compressed(aff_runner *r, const aff_block *b, int layer)
     }
 }
 
-/* Rows at..at+n-1 from r->qa to r->low: what goes by the rings, which hold the window and AFF_MAX_CHUNK rows more. */
+/* Rows at..at+n-1 from r->qa (all rows: from r->q) to r->low: what goes by the rings, which hold the window and AFF_MAX_CHUNK rows more. */
 static aff_status attend_piece(aff_runner *r, const aff_block *b, aff_reach reach, const aff_rope *rope, int at, int n, aff_error *err)
 {
     aff_backend *B = r->b;
@@ -52,7 +52,7 @@ static aff_status attend_piece(aff_runner *r, const aff_block *b, aff_reach reac
     const aff_rowset rs = aff__rows_part(r, at, n);
     const int64_t row = at;
     int *sel = r->sel + row * c->index_topk;
-    aff__matmul(B, &b->wq_b, r->qa + row * c->q_rank, n, r->q);
+    if (n < r->n) aff__matmul(B, &b->wq_b, r->qa + row * c->q_rank, n, r->q);
     B->q_finish(B, &rs, r->q, NH, D, c->rms_eps, rope);
     B->kv_finish(B, &rs, r->kv + row * D, D, b->kv_norm, c->rms_eps, rope, reach == AFF_CAUSAL);
     if (b->ratio == 4)
@@ -78,15 +78,15 @@ aff_status aff__attention(aff_runner *r, const aff_block *b, int layer, aff_reac
                                 {&b->idx_comp_wkv, r->x, r->ic}, {&b->idx_comp_wgate, r->x, r->iz}, {&b->idx_proj, r->x, r->iw}};
     B->products(B, of_x, indexed ? 7 : compressed ? 4 : 2, T);
     B->rmsnorm(B, r->qa, b->q_norm, c->rms_eps, T, c->q_rank, r->qa);
+    const aff_product of_q[] = {{&b->wq_b, r->qa, r->q}, {&b->idx_wq_b, r->qa, r->iq}};
+    const int first = T > AFF_MAX_CHUNK, last = indexed ? 2 : 1; /* queries of a longer pass are made piece by piece */
+    if (first < last) B->products(B, of_q + first, last - first, T);
     /* 7.3, 7.4 compressed rows: a row sees those of groups that end with it or before, whatever else is there */
     if (compressed) {
         const aff_compression k[] = {{&b->comp, r->c, r->z}, {&b->idx_comp, r->ic, r->iz}};
         B->compress(B, k, indexed ? 2 : 1, rope, &rs);
     }
-    if (indexed) {
-        aff__matmul(B, &b->idx_wq_b, r->qa, T, r->iq);
-        B->index_query(B, &rs, r->iq, IH, ID, rope);
-    }
+    if (indexed) B->index_query(B, &rs, r->iq, IH, ID, rope);
     for (int at = 0; at < T; at += AFF_MAX_CHUNK)
         AFF_TRY(attend_piece(r, b, reach, rope, at, T - at < AFF_MAX_CHUNK ? T - at : AFF_MAX_CHUNK, err));
     aff__trace(r, "kv", layer, r->kv, T, c->head_dim);
