@@ -50,7 +50,6 @@ static int parse(flags *f, int argc, char **argv)
     int first;
     *f = (flags){.numerics = "fast",
                  .width = "auto",
-                 .chunk = AFF_MAX_CHUNK,
                  .from = 2048,
                  .decode = 64,
                  .skew = -1,
@@ -79,7 +78,7 @@ static int parse(flags *f, int argc, char **argv)
         {"memory-rate", 0, AFF_OPT_NUM, &f->rate, "GBS", "GB/s of the memory, for the floor [measured at the start].",
          NULL, 0.1, 1e6},
         {"numerics", 0, AFF_OPT_STR, &f->numerics, "MODE", "math, sim or fast [fast].", "Running"},
-        {"prefill-chunk-size", 0, AFF_OPT_INT, &f->chunk, "N", "Prompt tokens per pass [256].", NULL, 1, INT32_MAX},
+        {"prefill-chunk-size", 0, AFF_OPT_INT, &f->chunk, "N", "Prompt tokens per pass, 1 to 8192 [256, on a device 2048].", NULL, 1, AFF_MAX_PASS},
         {"threads", 0, AFF_OPT_INT, &f->threads, "N", "Threads [one per CPU].", NULL, 1, 4096},
         {"cpu-path", 0, AFF_OPT_STR, &f->cpu_path, "SET", "Use at most this instruction set: scalar, avx2 or avx512."},
         {"route-skew", 0, AFF_OPT_NUM, &f->skew, "S",

@@ -18,7 +18,8 @@ enum { PROMOTE_BEYOND = 128 }; /* rows: for less the prompt's own end, which is 
 static aff_status check_options(const aff_net *net, const aff_engine_options *o, aff_error *err)
 {
     const aff_config *cfg = aff__net_config(net);
-    if (o->chunk < 0) return aff__fail(err, AFF_E_INVALID, "prefill chunk: expected 1 or more, got %lld", (long long)o->chunk);
+    if (o->chunk < 0 || o->chunk > AFF_MAX_PASS)
+        return aff__fail(err, AFF_E_INVALID, "prefill chunk: expected 1 to %d, got %lld", AFF_MAX_PASS, (long long)o->chunk);
     if (o->context > cfg->max_positions)
         return aff__fail(err, AFF_E_LIMIT, "%s: context: expected at most %lld positions, got %lld", aff__net_path(net),
                          (long long)cfg->max_positions, (long long)o->context);
@@ -39,9 +40,12 @@ static void resolve(const aff_net *net, const aff_engine_options *o, aff_engine_
     *use = *o;
     if (!use->slots) use->slots = DEFAULT_SLOTS;
     if (!use->queue) use->queue = DEFAULT_QUEUE;
-    if (!use->chunk) use->chunk = AFF_MAX_CHUNK;
+    if (!use->chunk) use->chunk = use->device.choice == AFF_DEVICE_RT ? AFF_DEVICE_CHUNK : AFF_MAX_CHUNK;
     if (use->context <= 0) use->context = aff__net_config(net)->max_positions;
 }
+
+/* Rows that the runner has room for in a pass. */
+static int pass_rows(const aff_engine_options *o) { return o->chunk > AFF_MAX_CHUNK ? (int)o->chunk : AFF_MAX_CHUNK; }
 
 /* --kv-commit is for all sequences; this is one's share. */
 static aff_seq_options seq_options(const aff_engine_options *o)
@@ -75,7 +79,8 @@ aff_status aff__engine_plan(aff_engine_bytes *out, const aff_net *net, const aff
                               .threads = aff__pool_size(use.threads),
                               .context = use.context,
                               .commit = s.commit < 0 ? 0 : s.commit,
-                              .runner = aff__runner_plan(net, use.threads, use.context),
+                              .rows = pass_rows(&use),
+                              .runner = aff__runner_plan(net, use.threads, use.context, pass_rows(&use)),
                               .logits = rows + aff__align_up(row, 64) + (draft == AFF_DRAFT_MTP1 ? rows : 0) + 2 * aff__align_up(block, 64),
                               .sampler = aff__sampler_bytes(aff__net_config(net)->vocab),
                               .slot_table = aff__align_up(sizeof(aff_engine), 64) + aff__align_up((uint64_t)use.slots * sizeof(aff_slot), 64) +
@@ -107,6 +112,7 @@ static aff_status make_parts(aff_engine *e, aff_error *err)
     AFF_TRY(aff__grower_create(&e->grower, err));
     so.grower = e->grower;
     for (int i = 0; i < e->o.slots; i++) AFF_TRY(aff__seq_open(&e->slot[i].seq, e->net, &so, err));
+    AFF_TRY(aff__runner_chunk(e->runner, pass_rows(&e->o), err));
     if (e->o.route) aff__runner_on_route(e->runner, e->o.route, e->o.route_ctx);
     const aff_heat *h = aff__runner_heat(e->runner);
     e->view = (aff_snapshot){
@@ -133,7 +139,6 @@ aff_status aff__engine_create(aff_engine **out, const aff_net *net, const aff_en
     e->draft = draft_of(net, o);
     e->block = block_of(net, e->draft);
     if (!o->propose && !e->block) e->o.width = 0;
-    if (e->draft == AFF_DRAFT_MTP1 && e->o.chunk > AFF_MAX_CHUNK) e->o.chunk = AFF_MAX_CHUNK; /* it follows the rows of one pass */
     pthread_mutex_init(&e->lock, NULL);
     pthread_cond_init(&e->wake, NULL);
     aff_status s = make_parts(e, err);
@@ -452,7 +457,6 @@ static aff_status run_chunk(aff_engine *e, aff_slot *s, int64_t most, bool *stop
     const int64_t pos = aff__seq_pos(s->seq), total = prompt_rows(j);
     if (j->ev.logits && !e->chunk)
         AFF_TRY(aff__calloc(&e->chunk, (uint64_t)e->cfg->vocab * AFF_MAX_CHUNK, sizeof(float), "logits of a chunk", err));
-    if (most > 1 << 20) most = 1 << 20;
     if (j->ev.logits) { /* no more wanted rows than that buffer holds */
         const int64_t first = j->r.logits_from > pos ? j->r.logits_from : pos;
         if (first < pos + most && most > first - pos + AFF_MAX_CHUNK) most = first - pos + AFF_MAX_CHUNK;

@@ -44,7 +44,7 @@ typedef struct aff_engine_options {
     int64_t context; /* positions of a sequence; <= 0: the model's (--kv-size) */
     int64_t kv_commit; /* positions backed from the start, all sequences together; 0: 65,536 or all there are, -1: none */
     int64_t kv_margin; /* positions backed at a time beyond that; 0: 16,384 */
-    int64_t chunk;   /* prompt rows per pass, >= 1 (0: AFF_MAX_CHUNK); at most AFF_MAX_CHUNK while an answer runs */
+    int64_t chunk;   /* prompt rows per pass, 1 .. AFF_MAX_PASS; 0: AFF_MAX_CHUNK, on a device AFF_DEVICE_CHUNK. At most AFF_MAX_CHUNK while an answer runs */
     int width;       /* drafted tokens a pass and sequence, 0 .. AFF_MAX_WIDTH, or AFF_WIDTH_AUTO; without a draft: 0 */
     aff_propose_fn propose; /* NULL: the network's draft, if it has one */
     void *propose_ctx;
@@ -66,6 +66,7 @@ typedef struct aff_engine_bytes {
     int64_t context, commit; /* of one sequence: positions, those backed from the start */
     aff_seq_plan seq;        /* of one sequence, `commit` positions backed */
     uint64_t full;           /* one sequence with all its positions backed */
+    int rows; /* of a pass */
     aff_runner_bytes runner;
     uint64_t logits, sampler, slot_table;
     uint64_t chunk_logits;   /* made when somebody listens to a prompt's rows */

@@ -54,10 +54,10 @@ static uint64_t memory_so_far(const aff_memplan *p)
 }
 
 /* All experts that one pass can use at a time, of the trunk and of the draft. */
-static uint64_t working_set(const aff_net *net, const aff_net_sizes *z)
+static uint64_t working_set(const aff_net *net, const aff_net_sizes *z, int rows)
 {
     const aff_config *c = aff__net_config(net);
-    const int64_t uses = (int64_t)AFF_MAX_CHUNK * c->picks, most = uses < c->experts ? uses : c->experts;
+    const int64_t uses = (int64_t)rows * c->picks, most = uses < c->experts ? uses : c->experts;
     return (uint64_t)most * z->expert * (z->experts[1] ? 2 : 1);
 }
 
@@ -81,8 +81,8 @@ static void weights(aff_memplan *p, const aff_net *net)
 
 static void engine(aff_memplan *p, const aff_engine_bytes *b, bool listens)
 {
-    aff__memplan_add(p, AFF_PLACE_MEMORY, false, b->runner.planes, "pass: activations", "%d rows", AFF_MAX_CHUNK);
-    aff__memplan_add(p, AFF_PLACE_MEMORY, false, b->runner.plan, "pass: plan of the experts", "%d rows", AFF_MAX_CHUNK);
+    aff__memplan_add(p, AFF_PLACE_MEMORY, false, b->runner.planes, "pass: activations", "%d rows", b->rows);
+    aff__memplan_add(p, AFF_PLACE_MEMORY, false, b->runner.plan, "pass: plan of the experts", "%d rows", b->rows);
     aff__memplan_add(p, AFF_PLACE_MEMORY, false, b->runner.backend, "pass: kernels' scratch", "%d threads", b->threads);
     aff__memplan_add(p, AFF_PLACE_MEMORY, false, b->logits, "logits of a decode pass", "%d rows", AFF_PASS_ROWS);
     aff__memplan_add(p, AFF_PLACE_MEMORY, false, listens ? b->chunk_logits : 0, "logits of a prompt's chunk", "%d rows",
@@ -114,12 +114,12 @@ static void state(aff_memplan *p, const aff_engine_bytes *b)
 }
 
 /* Copies of row-major experts: what one pass uses at least, at most all of them. */
-static void copies(aff_memplan *p, const aff_net *net, int64_t bound)
+static void copies(aff_memplan *p, const aff_net *net, int rows, int64_t bound)
 {
     const aff_net_sizes z = aff__net_sizes(net);
     p->copies = UINT64_MAX;
     if (!z.experts_copied) return;
-    const uint64_t least = working_set(net, &z), all = (uint64_t)(z.experts[0] + z.experts[1]) * z.expert;
+    const uint64_t least = working_set(net, &z, rows), all = (uint64_t)(z.experts[0] + z.experts[1]) * z.expert;
     const uint64_t taken = memory_so_far(p) + RESERVE, left = p->available > taken ? p->available - taken : 0;
     uint64_t n = bound < 0 ? left : (uint64_t)bound;
     if (n < least) n = least;
@@ -144,7 +144,7 @@ aff_status aff__memplan_make(aff_memplan *p, const aff_memplan_input *in, aff_er
     const uint64_t threads = (uint64_t)b.threads * (128 << 10), vocab = (uint64_t)aff__net_config(in->net)->vocab * 320;
     aff__memplan_add(p, AFF_PLACE_MEMORY, false, (UINT64_C(12) << 20) + threads + vocab, "program, tables, tokenizer",
                      "an estimate");
-    copies(p, in->net, in->host_pool);
+    copies(p, in->net, b.rows, in->host_pool);
     return AFF_OK;
 }
 

@@ -10,16 +10,17 @@ void aff__draft_seed(aff_runner *r, int from)
     const aff_net *n = r->net;
     const aff_config *c = &n->cfg;
     const int T = r->n - from;
-    aff_rowset rs = {.n = T, .pos = r->pos + from, .first = r->first + from, .state = r->state + from, .at = from, .table = r->table + from};
     r->trace_pos = r->pos[from];
     aff__matmul(B, &n->main_proj, r->tap + (int64_t)from * c->n_taps * c->hidden, T, r->x);
     B->rmsnorm(B, r->x, n->main_norm, c->rms_eps, T, c->hidden, r->x);
     aff__trace(r, "mx", 0, r->x, T, c->hidden);
     for (int s = 0; s < n->stages; s++) {
         aff__use_stage(r, s);
-        rs.layer = r->layer;
         aff__matmul(B, &n->stage[s].wkv, r->x, T, r->kv);
-        B->kv_finish(B, &rs, r->kv, c->head_dim, n->stage[s].kv_norm, c->rms_eps, &n->rope, true);
+        for (int at = 0; at < T; at += AFF_MAX_CHUNK) { /* no more at once than the ring holds */
+            const aff_rowset rs = aff__rows_part(r, from + at, T - at < AFF_MAX_CHUNK ? T - at : AFF_MAX_CHUNK);
+            B->kv_finish(B, &rs, r->kv + (int64_t)at * c->head_dim, c->head_dim, n->stage[s].kv_norm, c->rms_eps, &n->rope, true);
+        }
         aff__trace(r, "seed", s, r->kv, T, c->head_dim);
     }
 }
@@ -162,7 +163,7 @@ aff_status aff__draft_mtp1(aff_runner *r, const int32_t *next, int n, int want_f
     B->embed(B, &net->embed, r->dids, n, 1, r->u);
     B->rmsnorm(B, r->u, net->enorm, c->rms_eps, n, H, r->u);
     aff__matmul(B, &net->e_proj, r->u, n, r->f);
-    B->hc_post(B, r->f, NULL, 0, r->ones + (int64_t)AFF_MAX_CHUNK * N * N, r->ones, n, N, H, r->X);
+    B->hc_post(B, r->f, NULL, 0, r->ones + (int64_t)r->chunk * N * N, r->ones, n, N, H, r->X);
     aff__use_stage(r, 0);
     AFF_TRY(aff__block(r, &net->stage[0], net->draft_experts, 0, 0, AFF_CAUSAL, err));
     const int rows = n - want_from;

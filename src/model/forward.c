@@ -7,9 +7,10 @@
 
 /* ---- 7: attention ---- */
 
-static aff_rowset rowset(const aff_runner *r)
+aff_rowset aff__rows_part(const aff_runner *r, int at, int n)
 {
-    return (aff_rowset){.n = r->n, .pos = r->pos, .first = r->first, .state = r->state, .table = r->table, .layer = r->layer};
+    return (aff_rowset){
+        .n = n, .pos = r->pos + at, .first = r->first + at, .state = r->state + at, .at = at, .table = r->table + at, .layer = r->layer};
 }
 
 static void trace_selection(aff_runner *r, const aff_block *b, int layer)
@@ -42,40 +43,55 @@ static void trace_compressed(aff_runner *r, const aff_block *b, int layer)
     }
 }
 
+/* Rows at..at+n-1 from r->qa (all rows: from r->q) to r->low: what goes by the rings, which hold the window and AFF_MAX_CHUNK rows more. */
+static aff_status attend_piece(aff_runner *r, const aff_block *b, aff_reach reach, const aff_rope *rope, int at, int n, aff_error *err)
+{
+    aff_backend *B = r->b;
+    const aff_config *c = &r->net->cfg;
+    const int NH = c->heads, D = c->head_dim, IH = c->index_heads, ID = c->index_dim;
+    const aff_rowset rs = aff__rows_part(r, at, n);
+    const int64_t row = at;
+    int *sel = r->sel + row * c->index_topk;
+    if (n < r->n) aff__matmul(B, &b->wq_b, r->qa + row * c->q_rank, n, r->q);
+    B->q_finish(B, &rs, r->q, NH, D, c->rms_eps, rope);
+    B->kv_finish(B, &rs, r->kv + row * D, D, b->kv_norm, c->rms_eps, rope, reach == AFF_CAUSAL);
+    if (b->ratio == 4)
+        AFF_TRY(B->index_select(B, &rs, r->iq + row * IH * ID, r->iw + row * IH, IH, ID, b->ratio, c->index_topk, sel, err));
+    /* 7.5 the core, 7.6 grouped output */
+    aff_view view = {.window = c->window, .ratio = b->ratio, .topk = c->index_topk, .sel = sel};
+    if (reach == AFF_DRAFT) view = (aff_view){.window = c->window, .own = r->kv, .block = c->draft_block};
+    AFF_TRY(B->attend(B, &rs, &view, r->q, NH, D, b->sink, rope, r->o, err));
+    B->products(B, &(aff_product){&b->wo_a, r->o, r->low + row * b->wo_a.rows, c->o_groups}, 1, n);
+    return AFF_OK;
+}
+
 aff_status aff__attention(aff_runner *r, const aff_block *b, int layer, aff_reach reach, aff_error *err)
 {
     aff_backend *B = r->b;
     const aff_config *c = &r->net->cfg;
-    const int T = r->n, NH = c->heads, D = c->head_dim, IH = c->index_heads, ID = c->index_dim;
+    const int T = r->n, IH = c->index_heads, ID = c->index_dim;
     const bool compressed = b->ratio != 0, indexed = b->ratio == 4;
     const aff_rope *rope = compressed ? &r->net->rope_compressed : &r->net->rope;
-    const aff_rowset rs = rowset(r);
+    const aff_rowset rs = aff__rows_part(r, 0, T);
     /* Everything that the layer's input is multiplied with: 7.2 queries, raw KV row; 7.3 both compressors; 7.4 weights of the indexer's heads. */
     const aff_product of_x[] = {{&b->wq_a, r->x, r->qa},         {&b->wkv, r->x, r->kv},          {&b->comp_wkv, r->x, r->c}, {&b->comp_wgate, r->x, r->z},
                                 {&b->idx_comp_wkv, r->x, r->ic}, {&b->idx_comp_wgate, r->x, r->iz}, {&b->idx_proj, r->x, r->iw}};
     B->products(B, of_x, indexed ? 7 : compressed ? 4 : 2, T);
     B->rmsnorm(B, r->qa, b->q_norm, c->rms_eps, T, c->q_rank, r->qa);
     const aff_product of_q[] = {{&b->wq_b, r->qa, r->q}, {&b->idx_wq_b, r->qa, r->iq}};
-    B->products(B, of_q, indexed ? 2 : 1, T);
-    B->q_finish(B, &rs, r->q, NH, D, c->rms_eps, rope);
-    B->kv_finish(B, &rs, r->kv, D, b->kv_norm, c->rms_eps, rope, reach == AFF_CAUSAL);
-    aff__trace(r, "kv", layer, r->kv, T, D);
-    /* 7.3, 7.4 compressed rows and their selection */
+    const int first = T > AFF_MAX_CHUNK, last = indexed ? 2 : 1; /* queries of a longer pass are made piece by piece */
+    if (first < last) B->products(B, of_q + first, last - first, T);
+    /* 7.3, 7.4 compressed rows: a row sees those of groups that end with it or before, whatever else is there */
     if (compressed) {
         const aff_compression k[] = {{&b->comp, r->c, r->z}, {&b->idx_comp, r->ic, r->iz}};
         B->compress(B, k, indexed ? 2 : 1, rope, &rs);
     }
-    if (indexed) {
-        B->index_query(B, &rs, r->iq, IH, ID, rope);
-        AFF_TRY(B->index_select(B, &rs, r->iq, r->iw, IH, ID, b->ratio, c->index_topk, r->sel, err));
-        if (r->trace) trace_selection(r, b, layer);
-    }
+    if (indexed) B->index_query(B, &rs, r->iq, IH, ID, rope);
+    for (int at = 0; at < T; at += AFF_MAX_CHUNK)
+        AFF_TRY(attend_piece(r, b, reach, rope, at, T - at < AFF_MAX_CHUNK ? T - at : AFF_MAX_CHUNK, err));
+    aff__trace(r, "kv", layer, r->kv, T, c->head_dim);
+    if (indexed && r->trace) trace_selection(r, b, layer);
     if (compressed && r->trace) trace_compressed(r, b, layer);
-    /* 7.5 the core, 7.6 grouped output */
-    aff_view view = {.window = c->window, .ratio = b->ratio, .topk = c->index_topk, .sel = r->sel};
-    if (reach == AFF_DRAFT) view = (aff_view){.window = c->window, .own = r->kv, .block = c->draft_block};
-    AFF_TRY(B->attend(B, &rs, &view, r->q, NH, D, b->sink, rope, r->o, err));
-    B->products(B, &(aff_product){&b->wo_a, r->o, r->low, c->o_groups}, 1, T);
     aff__matmul(B, &b->wo_b, r->low, T, r->f);
     return AFF_OK;
 }
@@ -265,7 +281,7 @@ static aff_status pass(aff_runner *r, const aff_batch *b, int count, int at, aff
     aff__rows_begin(r, b->trace, b->trace_ctx);
     for (int i = 0; i < count; i++) {
         const int left = b[i].n - at;
-        aff__rows_add(r, b[i].seq, b[i].id + at, left < AFF_MAX_CHUNK ? left : AFF_MAX_CHUNK, b[i].seq->pos);
+        aff__rows_add(r, b[i].seq, b[i].id + at, left < r->chunk ? left : r->chunk, b[i].seq->pos);
     }
     AFF_TRY(aff__rows_ready(r, err));
     if (r->b->repeat && at == 0 && (count > 1 || b->n == r->n) && r->n <= AFF_LOGIT_ROWS && !r->trace) {
@@ -292,7 +308,7 @@ static aff_status forward(aff_runner *r, const aff_batch *b, int count, aff_erro
     r->streams = false;
     for (int i = 0; i < count; i++) AFF_TRY(aff__seq_grow(b[i].seq, b[i].seq->pos + b[i].n, err));
     for (int i = 0; i < count; i++) AFF_TRY(aff__seq_begin(b[i].seq, b[i].n, err));
-    for (int at = 0; s == AFF_OK && at < b->n; at += AFF_MAX_CHUNK) s = pass(r, b, count, at, err);
+    for (int at = 0; s == AFF_OK && at < b->n; at += r->chunk) s = pass(r, b, count, at, err);
     for (int i = 0; s != AFF_OK && i < count; i++) aff__seq_undo(b[i].seq);
     r->streams = s == AFF_OK;
     return s;
@@ -312,7 +328,7 @@ aff_status aff__forward_many(aff_runner *r, const aff_batch *b, int count, aff_e
         for (int k = 0; k < i; k++)
             if (b[k].seq == b[i].seq) return aff__fail(err, AFF_E_INVALID, "forward pass: batches %d and %d are of one sequence", k, i);
         rows += b[i].n; /* each at most the capacity, and the sum is checked as it grows */
-        if (rows > AFF_MAX_CHUNK) return aff__fail(err, AFF_E_INVALID, "forward pass: more than %d rows of several sequences", AFF_MAX_CHUNK);
+        if (rows > r->chunk) return aff__fail(err, AFF_E_INVALID, "forward pass: more than %d rows of several sequences", r->chunk);
     }
     return count ? forward(r, b, count, err) : AFF_OK;
 }
@@ -340,7 +356,7 @@ void aff__rows_add(aff_runner *r, aff_seq *seq, const int32_t *ids, int n, int64
 
 aff_status aff__rows_ready(aff_runner *r, aff_error *err)
 {
-    const aff_rowset rs = rowset(r);
+    const aff_rowset rs = aff__rows_part(r, 0, r->n);
     AFF_TRY(r->b->mem->write(r->b->mem, r->dids, r->ids, (uint64_t)r->n * sizeof *r->ids, err));
     return r->b->begin ? r->b->begin(r->b, &rs, err) : AFF_OK;
 }
@@ -381,25 +397,39 @@ const void *aff__host_view(aff_runner *r, const void *data, uint64_t bytes)
 }
 
 /* Adds up sizes when base is NULL, hands out pointers otherwise. */
+#define PLANE(field, count) (r->field = base ? (void *)(base + used) : NULL, used += aff__align_up((uint64_t)(count) * sizeof *r->field, 64))
+static uint64_t carve_rows(aff_runner *r, char *base)
+{
+    const uint64_t Q = (uint64_t)r->chunk;
+    uint64_t used = 0;
+    PLANE(ids, Q);
+    PLANE(pos, Q);
+    PLANE(first, Q);
+    PLANE(seq, Q);
+    PLANE(state, Q);
+    PLANE(table, Q);
+    return used;
+}
+
 static uint64_t carve(aff_runner *r, char *base)
 {
     const aff_config *c = &r->net->cfg;
-    const uint64_t Q = AFF_MAX_CHUNK, H = (uint64_t)c->hidden, N = (uint64_t)c->hc, D = (uint64_t)c->head_dim, NHD = (uint64_t)c->heads * D;
+    const uint64_t Q = (uint64_t)r->chunk, P = AFF_MAX_CHUNK, H = (uint64_t)c->hidden, N = (uint64_t)c->hc, D = (uint64_t)c->head_dim, NHD = (uint64_t)c->heads * D;
     const uint64_t ID = (uint64_t)c->index_dim, IH = (uint64_t)c->index_heads, K = (uint64_t)c->picks, I = (uint64_t)c->inter, V = (uint64_t)c->vocab;
     const uint64_t width = 2 * (D > ID ? D : ID), B = (uint64_t)c->draft_block, MR = (uint64_t)c->draft_rank, S = AFF_MAX_DRAFTS;
     const uint64_t rows = S * B < AFF_LOGIT_ROWS && r->b && !r->b->mem->host ? AFF_LOGIT_ROWS : S * B; /* of logits */
+    const uint64_t lanes = r->net->draft == AFF_DRAFT_MTP1 ? N : 1; /* it normalises all streams at once */
     uint64_t used = 0;
-#define PLANE(field, count) (r->field = base ? (void *)(base + used) : NULL, used += aff__align_up((uint64_t)(count) * sizeof *r->field, 64))
     PLANE(X, Q * N * H);
     PLANE(u, Q * H);
-    PLANE(x, Q * N * H); /* MTP-1 normalises all streams at once */
-    PLANE(f, Q * N * H);
+    PLANE(x, Q * lanes * H);
+    PLANE(f, Q * lanes * H);
     PLANE(post, Q * N);
     PLANE(comb, Q * N * N);
     PLANE(qa, Q * (uint64_t)c->q_rank);
-    PLANE(q, Q * NHD);
+    PLANE(q, P * NHD);
     PLANE(kv, Q * D);
-    PLANE(o, Q * NHD);
+    PLANE(o, P * NHD);
     PLANE(low, Q * (uint64_t)c->o_groups * (uint64_t)c->o_rank);
     PLANE(c, Q * width);
     PLANE(z, Q * width);
@@ -421,18 +451,18 @@ static uint64_t carve(aff_runner *r, char *base)
     PLANE(conf, S * B);
     PLANE(markov, S * MR + S * B * (H + MR) + S * V);
     PLANE(ones, Q * N * N + Q * N);
-#undef PLANE
     return used;
 }
+#undef PLANE
 
-aff_runner_bytes aff__runner_plan(const aff_net *net, int threads, int64_t positions)
+aff_runner_bytes aff__runner_plan(const aff_net *net, int threads, int64_t positions, int rows)
 {
     const aff_config *c = &net->cfg;
-    aff_runner r = {.net = net};
+    aff_runner r = {.net = net, .chunk = rows};
     int ratio = 0; /* of the layers with an index */
     for (int l = 0; l < net->layers; l++)
         if (c->ratio[l] == 4) ratio = 4;
-    const aff_backend_need need = {.rows = AFF_MAX_CHUNK,
+    const aff_backend_need need = {.rows = rows,
                                    .hidden = c->hidden,
                                    .inter = c->inter,
                                    .picks = c->picks,
@@ -440,8 +470,8 @@ aff_runner_bytes aff__runner_plan(const aff_net *net, int threads, int64_t posit
                                    .rope_dim = c->rope_dim,
                                    .index_heads = c->index_heads,
                                    .groups = ratio ? positions / ratio : 0};
-    return (aff_runner_bytes){.planes = aff__align_up(sizeof r, 64) + aff__align_up(carve(&r, NULL), 64),
-                              .plan = aff__plan_bytes(AFF_MAX_CHUNK, c->picks, c->experts),
+    return (aff_runner_bytes){.planes = aff__align_up(sizeof r, 64) + aff__align_up(carve_rows(&r, NULL), 64) + aff__align_up(carve(&r, NULL), 64),
+                              .plan = aff__plan_bytes(rows, c->picks, c->experts),
                               .backend = aff__cpu_backend_bytes(net->numerics, aff__pool_size(threads), &need)};
 }
 
@@ -456,11 +486,11 @@ static aff_status fill_ones(aff_runner *r, aff_error *err)
 {
     const aff_memory *m = r->b->mem;
     const int N = r->net->cfg.hc;
-    const uint64_t n = (uint64_t)AFF_MAX_CHUNK * (uint64_t)N * (uint64_t)(N + 1);
+    const uint64_t n = (uint64_t)r->chunk * (uint64_t)N * (uint64_t)(N + 1);
     float *ones = r->ones;
     if (!m->host) AFF_TRY(aff__calloc(&ones, n, sizeof *ones, "pass buffers", err));
-    float *one = ones + (int64_t)AFF_MAX_CHUNK * N * N;
-    for (int i = 0; i < AFF_MAX_CHUNK * N; i++) {
+    float *one = ones + (int64_t)r->chunk * N * N;
+    for (int i = 0; i < r->chunk * N; i++) {
         ones[(int64_t)i * N + i % N] = 1;
         one[i] = 1;
     }
@@ -473,11 +503,31 @@ static aff_status fill_ones(aff_runner *r, aff_error *err)
 static aff_status make_planes(aff_runner *r, aff_error *err)
 {
     const aff_config *c = &r->net->cfg;
-    if (r->b->place) AFF_TRY(aff__place(r, err));
-    AFF_TRY(aff__plan_create(&r->plan, AFF_MAX_CHUNK, c->picks, c->experts, err));
+    AFF_TRY(aff__plan_create(&r->plan, r->chunk, c->picks, c->experts, err));
+    AFF_TRY(aff__calloc(&r->rows, carve_rows(r, NULL), 1, "rows of a pass", err));
+    carve_rows(r, r->rows);
     AFF_TRY(r->b->mem->alloc(r->b->mem, &r->memory, carve(r, NULL), "pass buffers", err));
     carve(r, r->memory);
     return fill_ones(r, err);
+}
+
+static void free_planes(aff_runner *r)
+{
+    aff__plan_free(r->plan);
+    if (r->memory) r->b->mem->free(r->b->mem, r->memory);
+    free(r->rows);
+    r->plan = NULL;
+    r->memory = r->rows = NULL;
+}
+
+aff_status aff__runner_chunk(aff_runner *r, int rows, aff_error *err)
+{
+    if (rows < AFF_MAX_CHUNK || rows > AFF_MAX_PASS)
+        return aff__fail(err, AFF_E_INVALID, "rows of a pass: expected %d to %d, got %d", AFF_MAX_CHUNK, AFF_MAX_PASS, rows);
+    if (rows == r->chunk) return AFF_OK;
+    free_planes(r);
+    r->chunk = rows;
+    return make_planes(r, err);
 }
 
 aff_status aff__runner_open(aff_runner **out, const aff_net *net, aff_backend *b, aff_error *err)
@@ -491,7 +541,9 @@ aff_status aff__runner_open(aff_runner **out, const aff_net *net, aff_backend *b
     }
     r->source = r->net = net;
     r->b = b;
+    r->chunk = AFF_MAX_CHUNK;
     s = aff__heat_create(&r->heat, net->layers, net->cfg.experts, err);
+    if (s == AFF_OK && b->place) s = aff__place(r, err);
     if (s == AFF_OK) s = make_planes(r, err);
     if (s != AFF_OK) {
         aff__runner_free(r);
@@ -532,9 +584,8 @@ const aff_heat *aff__runner_heat(const aff_runner *r)
 void aff__runner_free(aff_runner *r)
 {
     if (!r) return;
-    aff__plan_free(r->plan);
+    free_planes(r);
     aff__heat_free(&r->heat);
-    if (r->memory) r->b->mem->free(r->b->mem, r->memory);
     r->b->free(r->b);
     free(r->placed);
     free(r->bounce);

@@ -18,13 +18,16 @@ aff_status aff__runner_on(aff_runner **out, const aff_net *net, const aff_device
 /* The device it runs on; false: the host. On the thread that runs the passes. */
 bool aff__runner_device(aff_runner *r, aff_device_view *out);
 const aff_memory *aff__runner_memory(const aff_runner *r); /* where its sequences must lie */
+/* Room for passes of up to `rows` rows, AFF_MAX_CHUNK .. AFF_MAX_PASS (at first: AFF_MAX_CHUNK); before the first pass. Changes no result. */
+enum { AFF_MAX_PASS = 8192, AFF_DEVICE_CHUNK = 2048 /* what devices are given */ };
+aff_status aff__runner_chunk(aff_runner *r, int rows, aff_error *err);
 void aff__runner_free(aff_runner *r);
-/* Memory of a runner for sequences of up to `positions` positions: planes of a pass, plan of its experts, and the most that the backend
+/* Memory of a runner for sequences of up to `positions` positions and passes of up to `rows` rows: planes of a pass, plan of its experts, and the most that the backend
  * grows to. The network may be an outline. */
 typedef struct aff_runner_bytes {
     uint64_t planes, plan, backend;
 } aff_runner_bytes;
-aff_runner_bytes aff__runner_plan(const aff_net *net, int threads, int64_t positions);
+aff_runner_bytes aff__runner_plan(const aff_net *net, int threads, int64_t positions, int rows);
 
 /* Sees the router's choice of every layer and pass, before it is carried out, and may replace it: picks [T][K] (distinct, below the number
  * of experts) and weights [T][K]. logits [T][E] are the router's; `draft`: the layer is a draft stage. NULL: none. */
@@ -49,7 +52,7 @@ const aff_heat *aff__runner_heat(const aff_runner *r);
 typedef void (*aff_trace_fn)(void *ctx, const char *what, int layer, int row0, const void *data, int rows, int width);
 
 typedef struct aff_batch {
-    int n;             /* rows, any number: passes of at most AFF_MAX_CHUNK are made inside */
+    int n;             /* rows, any number: passes of what the runner has room for are made inside */
     const int32_t *id; /* [n] token ids */
     aff_seq *seq;      /* rows are its positions pos .. pos+n-1 */
     int64_t want_from; /* logits for rows want_from .. n-1 (n-1: the last only; n: none; 0: all) */
@@ -62,7 +65,7 @@ typedef struct aff_batch {
  * After any error (ids out of range, positions beyond the capacity, no memory) the sequence is as it was before the call. */
 aff_status aff__forward(aff_runner *r, const aff_batch *b, aff_error *err);
 
-/* One pass over rows of several sequences, each in at most one of the batches; at most AFF_MAX_CHUNK rows in all. A row's result is
+/* One pass over rows of several sequences, each in at most one of the batches; at most what the runner has room for in all. A row's result is
  * the same as in a pass of its own. Trace is that of batch 0 (rows of the whole pass). After an error every sequence is as it was. */
 aff_status aff__forward_many(aff_runner *r, const aff_batch *b, int count, aff_error *err);
 
@@ -84,7 +87,7 @@ aff_status aff__draft_many(aff_runner *r, const aff_draft_request *d, int count,
 
 /* MTP-1 (spec 13.1): after aff__forward or aff__forward_many, next[i] the id that follows row i of that pass: logits
  * [n - want_from][vocab] of rows want_from .. n-1 (n: none) for the token after next. n: all rows of the last pass, several sequences' one
- * after another as in its batches; of an aff__forward call of more than AFF_MAX_CHUNK rows, those of its last pass are there. The
+ * after another as in its batches; of an aff__forward call of several passes, those of its last one are there. The
  * sequences must be as that pass left them (a rollback comes afterwards; what rejected rows left is overwritten before it is read). */
 aff_status aff__draft_mtp1(aff_runner *r, const int32_t *next, int n, int want_from, float *logits, aff_error *err);
 #endif

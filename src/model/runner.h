@@ -8,7 +8,7 @@
 #include "model/sweep.h"
 #include "state/seq_internal.h"
 
-/* Planes for Q = AFF_MAX_CHUNK rows. */
+/* Planes for Q = chunk rows; P = AFF_MAX_CHUNK: of one piece of attention. */
 struct aff_runner {
     const aff_net *source; /* the network as opened: what sequences refer to */
     const aff_net *net;    /* the same, or `placed` */
@@ -16,12 +16,13 @@ struct aff_runner {
     aff_expert_table experts, draft_experts; /* placed only */
     const int16_t (*shape_table)[1024][4];
     aff_backend *b;
+    int chunk; /* most rows of a pass */
     aff_plan *plan;
     aff_heat heat;                    /* of the trunk's experts */
     float *X;                         /* [Q][N][H] streams */
-    float *u, *x, *f;                 /* [Q][H] collapsed, normalised, sublayer output */
+    float *u, *x, *f;                 /* [Q][H] collapsed, normalised, sublayer output; x and f with MTP-1: [Q][N][H] */
     float *post, *comb;               /* [Q][N] [Q][N][N] */
-    float *qa, *q, *kv, *o, *low;     /* [Q][QR] [Q][NH*D] [Q][D] [Q][NH*D] [Q][G*OR] */
+    float *qa, *q, *kv, *o, *low;     /* [Q][QR] [P][NH*D] [Q][D] [P][NH*D] [Q][G*OR] */
     float *c, *z, *ic, *iz;           /* [Q][2*D] compressor projections; [Q][2*ID] the indexer's */
     float *iq, *iw;                   /* [Q][IH*ID] [Q][IH] */
     int *sel;                         /* [Q][topk] */
@@ -38,12 +39,13 @@ struct aff_runner {
     void *memory;                     /* all of the above */
     /* The rows of the pass in progress. */
     int n;
-    int32_t ids[AFF_MAX_CHUNK];
-    int64_t pos[AFF_MAX_CHUNK];
-    int first[AFF_MAX_CHUNK]; /* first row of the same sequence */
-    aff_seq *seq[AFF_MAX_CHUNK];
-    aff_layer_state *state[AFF_MAX_CHUNK]; /* the sequence's state of the layer at work */
-    const aff_layer_state *table[AFF_MAX_CHUNK]; /* and of all layers, in device memory */
+    int32_t *ids; /* [Q], as all of these */
+    int64_t *pos;
+    int *first; /* first row of the same sequence */
+    aff_seq **seq;
+    aff_layer_state **state;       /* the sequence's state of the layer at work */
+    const aff_layer_state **table; /* and of all layers, in device memory */
+    void *rows;                    /* memory of these */
     int layer;
     void *bounce; /* host copy of what is traced */
     uint64_t bounce_bytes;
@@ -84,6 +86,8 @@ uint64_t aff__pass_key(aff_pass_kind kind, int n);
 /* After the last row was added, and before anybody relies on results. */
 aff_status aff__rows_ready(aff_runner *r, aff_error *err);
 aff_status aff__rows_done(aff_runner *r, aff_error *err);
+/* Rows at..at+n-1 of the pass. */
+aff_rowset aff__rows_part(const aff_runner *r, int at, int n);
 /* r->state of every row: its sequence's layer l, or draft stage l. */
 void aff__use_layer(aff_runner *r, int l);
 void aff__use_stage(aff_runner *r, int l);

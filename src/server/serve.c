@@ -46,7 +46,6 @@ static int parse(flags *f, int argc, char **argv)
                  .numerics = "fast",
                  .width = "auto",
                  .ui = "auto",
-                 .chunk = AFF_MAX_CHUNK,
                  .setup = AFF_SETUP_NOTHING};
     const aff_option table[] = {
         {"serve", 0, AFF_OPT_FLAG, &f->serve, NULL, "Serve HTTP until SIGTERM.", "Server"},
@@ -79,8 +78,8 @@ static int parse(flags *f, int argc, char **argv)
         {"slots", 0, AFF_OPT_INT, &f->slots, "N", "Sequences at a time [4].", NULL, 1, AFF_MAX_SLOTS},
         {"queue", 0, AFF_OPT_INT, &f->queue, "N", "Sequences that may wait; further ones get 429 [64].", NULL, 1,
          100000},
-        {"prefill-chunk-size", 0, AFF_OPT_INT, &f->chunk, "N", "Prompt tokens per pass; changes no result [256].", NULL,
-         1, INT32_MAX},
+        {"prefill-chunk-size", 0, AFF_OPT_INT, &f->chunk, "N", "Prompt tokens per pass, 1 to 8192; changes no result [256, on a device 2048].", NULL,
+         1, AFF_MAX_PASS},
         {"threads", 0, AFF_OPT_INT, &f->threads, "N", "Threads; changes no result [one per CPU].", NULL, 1, 4096},
         AFF_SETUP_OPTIONS(&f->setup),
         {"dspark", 0, AFF_OPT_STR, &f->dspark, "on|off",

@@ -18,7 +18,8 @@ typedef struct aff_grower aff_grower; /* grow.h */
 
 /* Positions that can be taken back at once: the history rings are that much larger than their look-back (spec 10.3). */
 enum { AFF_MAX_ROLLBACK = 8 };
-/* Rows of one sequence in one pass; the raw ring is that much larger than the window. */
+/* Rows of one sequence that are stored at once, before any of them attends; the raw ring is that much larger than the window. A
+ * longer pass goes through this part of attention in pieces. */
 enum { AFF_MAX_CHUNK = 256 };
 
 enum { AFF_KV_COMMIT = 65536, AFF_KV_MARGIN = 16384 };

@@ -57,7 +57,8 @@ aff_status aff__seq_plan(aff_seq_plan *out, const aff_net *net, int64_t position
 }
 aff_status aff__seq_grow(aff_seq *s, int64_t positions, aff_error *err) { return AFF_OK; }
 uint64_t aff__seq_handle_bytes(void) { return sizeof(aff_seq); }
-aff_runner_bytes aff__runner_plan(const aff_net *net, int threads, int64_t positions) { return (aff_runner_bytes){0}; }
+aff_runner_bytes aff__runner_plan(const aff_net *net, int threads, int64_t positions, int rows) { return (aff_runner_bytes){0}; }
+aff_status aff__runner_chunk(aff_runner *r, int rows, aff_error *err) { return AFF_OK; }
 void aff__runner_on_route(aff_runner *r, aff_route_fn fn, void *ctx) {}
 aff_status aff__grower_create(aff_grower **out, aff_error *err) { return *out = NULL, AFF_OK; }
 void aff__grower_free(aff_grower *g) {}

@@ -59,9 +59,13 @@ uint64_t aff__seq_handle_bytes(void)
 {
     return sizeof(aff_seq);
 }
-aff_runner_bytes aff__runner_plan(const aff_net *n, int threads, int64_t positions)
+aff_runner_bytes aff__runner_plan(const aff_net *n, int threads, int64_t positions, int rows)
 {
     return (aff_runner_bytes){0};
+}
+aff_status aff__runner_chunk(aff_runner *r, int rows, aff_error *err)
+{
+    return AFF_OK;
 }
 void aff__runner_on_route(aff_runner *r, aff_route_fn fn, void *ctx) {}
 void aff__seq_free(aff_seq *s)

@@ -62,8 +62,8 @@ static aff_status begin(aff_backend *b, const aff_rowset *rs, aff_error *err)
 {
     aff_gpu *g = aff__gpu_of(b);
     const aff_memory *m = b->mem;
-    if (rs->n > AFF_MAX_CHUNK)
-        return aff__fail(err, AFF_E_INVALID, "pass of %d rows: at most %d", rs->n, AFF_MAX_CHUNK);
+    if (rs->n > AFF_G_ROWS)
+        return aff__fail(err, AFF_E_INVALID, "pass of %d rows: at most %d", rs->n, AFF_G_ROWS);
     g->n = rs->n;
     g->n_forms = 0;
     g->q_of = NULL;
@@ -204,7 +204,7 @@ static void destroy(aff_backend *b)
 
 static aff_status open_parts(aff_gpu *g, const aff_device_spec *spec, aff_error *err)
 {
-    const uint64_t Q = AFF_MAX_CHUNK, counts = AFF_G_COUNTS * AFF_K_PLAN_COUNTS * sizeof(int32_t);
+    const uint64_t Q = AFF_G_ROWS, counts = AFF_G_COUNTS * AFF_K_PLAN_COUNTS * sizeof(int32_t);
     AFF_TRY(aff__rt_open(&g->rt, spec, err));
     AFF_TRY(aff__device_results(spec, g->results, err));
     g->amd = aff__rt_info(g->rt)->fragment_columns == 16;

@@ -2,7 +2,7 @@
 #ifndef AFF_BACKEND_GPU_GPU_INTERNAL_H
 #define AFF_BACKEND_GPU_GPU_INTERNAL_H
 #include "backend/gpu/gpu.h"
-#include "state/seq.h" /* AFF_MAX_CHUNK, AFF_MAX_ROLLBACK */
+#include "state/seq.h" /* AFF_MAX_ROLLBACK */
 
 /* Memory of the backend that grows to what is asked of it and is never read across ops of different layers. */
 typedef enum aff_gpu_scratch {
@@ -33,7 +33,7 @@ typedef struct aff_gpu_record {
 
 enum { AFF_G_RECORDS = 64 };
 
-enum { AFF_G_FORMS = 32, AFF_G_STAGE = 1 << 20, AFF_G_COUNTS = 160, AFF_G_BEST = 32 };
+enum { AFF_G_ROWS = 8192 /* of a pass */, AFF_G_FORMS = 32, AFF_G_STAGE = 1 << 20, AFF_G_COUNTS = 160, AFF_G_BEST = 32 };
 
 typedef struct aff_gpu {
     aff_backend base;
@@ -55,7 +55,7 @@ typedef struct aff_gpu {
     int n;
     int64_t max_pos;
     bool few_each; /* no sequence has more than AFF_MAX_ROLLBACK rows */
-    int64_t *pos;  /* [AFF_MAX_CHUNK] device */
+    int64_t *pos;  /* [AFF_G_ROWS] device */
     int32_t *first;
     const aff_layer_state **table;
     int32_t *counts;      /* [AFF_G_COUNTS][AFF_K_PLAN_COUNTS] device */
@@ -66,7 +66,7 @@ typedef struct aff_gpu {
     uint64_t passes, repeated;
     bool recording;
     uint64_t looked, free_memory; /* clock of the last look at how much of the device's memory is free, and what it was */
-    uint32_t *best;       /* argmax's own: counts [AFF_MAX_CHUNK], zero between launches, and parts [AFF_MAX_CHUNK][3 * AFF_G_BEST] */
+    uint32_t *best;       /* argmax's own: counts [AFF_G_ROWS], zero between launches, and parts [AFF_G_ROWS][3 * AFF_G_BEST] */
     /* Float arrays whose bf16 form is in place. */
     const float *form[AFF_G_FORMS];
     int n_forms;

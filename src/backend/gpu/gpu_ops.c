@@ -150,9 +150,9 @@ static void hc(aff_gpu *g, const aff_hc *h, const float *X, int T, int H, const 
                float *x, float *post, float *comb)
 {
     const int rows = h->fn.rows, N = h->streams;
-    float *m = aff__gpu_scratch(g, AFF_G_MIXES, (uint64_t)AFF_MAX_CHUNK * (uint64_t)(rows + 1) * sizeof(float));
+    float *m = aff__gpu_scratch(g, AFF_G_MIXES, (uint64_t)T * (uint64_t)(rows + 1) * sizeof(float));
     if (!m) return;
-    float *ss = m + (int64_t)AFF_MAX_CHUNK * rows;
+    float *ss = m + (int64_t)T * rows;
     wide(g, &h->fn, X, T, m, ss);
     aff__gpu_wrote(g, u, (int64_t)T * H);
     const aff_k_hc_pre a = {.X = X,
@@ -217,7 +217,7 @@ static void stream_mean(aff_backend *b, const float *X, int T, int streams, int 
 static void argmax(aff_backend *b, const float *x, int T, int n, int32_t *id)
 {
     aff_gpu *g = aff__gpu_of(b);
-    const aff_k_argmax a = {.x = x, .id = id, .part = g->best + AFF_MAX_CHUNK, .count = g->best, .ld = n, .n = n, .parts = n < AFF_G_BEST ? 1 : AFF_G_BEST};
+    const aff_k_argmax a = {.x = x, .id = id, .part = g->best + AFF_G_ROWS, .count = g->best, .ld = n, .n = n, .parts = n < AFF_G_BEST ? 1 : AFF_G_BEST};
     aff__gpu_launch(g, AFF_K_argmax, (int64_t)T * a.parts, 256, 96, &a);
 }
 
