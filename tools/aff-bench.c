@@ -89,6 +89,7 @@ static int parse(flags *f, int argc, char **argv)
         {"route-trace", 0, AFF_OPT_STR, &f->trace, "FILE", "Write which experts every layer of every pass used."},
         AFF_SETUP_DEVICE(&f->setup),
         AFF_SETUP_MEMORY(&f->setup),
+        AFF_SETUP_EXPERTS(&f->setup),
         {0}};
     const aff_usage usage = {"aff-bench", "", "Measures prefill and decode of a DeepSeek-V4 model at growing contexts.",
                              table,       0,  0};
@@ -100,6 +101,11 @@ static int index_of(const char *value, const char *const *names)
     for (int i = 0; names[i]; i++)
         if (strcmp(value, names[i]) == 0) return i;
     return -1;
+}
+
+static void warn(void *ctx, const char *line)
+{
+    fprintf(stderr, "aff-bench: %s\n", line);
 }
 
 static aff_status check_flags(app *a, aff_net_options *no, aff_synthetic *y, aff_error *err)
@@ -361,7 +367,7 @@ static aff_status load(app *a, aff_net_options no, aff_memplan *p, int *code, af
     no.outline = false;
     const uint64_t start = aff__now_ns();
     AFF_TRY(aff__net_open(&a->net, f->model, &no, err));
-    aff__net_limit_copies(a->net, p->copies);
+    AFF_TRY(aff__setup_tiers(&f->setup, p, a->net, warn, err));
     fprintf(stderr, "  loaded in %.2f s\n", (double)(aff__now_ns() - start) / 1e9);
     return AFF_OK;
 }

@@ -32,7 +32,8 @@ typedef struct aff_route {
     bool draft;
     int layer, rows, picks, experts; /* layer: of the trunk, or draft stage */
     const int64_t *pos;  /* [T] */
-    aff_experts *store;  /* where the layer's experts are */
+    struct aff_tiers *tiers; /* where the layer's experts are: layer tier_layer of experts/tiers.h */
+    int tier_layer;
     const float *logits;
     const float *bias; /* [E] of the choice; NULL on hash layers */
     aff_scoring scoring;
