@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 typedef struct flags {
-    const char *model, *synthetic, *tokenizer, *text, *numerics, *dspark, *dspark_model, *width, *cpu_path, *out,
+    const char *model, *synthetic, *expert_file, *tokenizer, *text, *numerics, *dspark, *dspark_model, *width, *cpu_path, *out,
         *trace;
     int64_t layers, experts, seed, threads, chunk, from, most, decode;
     double skew, locality, rate;
@@ -64,6 +64,8 @@ static int parse(flags *f, int argc, char **argv)
          AFF_MAX_LAYERS},
         {"experts", 0, AFF_OPT_INT, &f->experts, "N", "Of a synthetic model: routed experts a layer [all].", NULL, 1,
          65536},
+        {"expert-file", 0, AFF_OPT_STR, &f->expert_file, "FILE",
+         "Of a synthetic model: write its experts there and use them from there, as a container's."},
         {"seed", 0, AFF_OPT_INT, &f->seed, "N", "Of weights, routes and random tokens [0].", .max = 1e15},
         {"dspark", 0, AFF_OPT_STR, &f->dspark, "on|off",
          "Draft tokens ahead [on, if the model has a draft; off for synthetic ones].", "Speculation"},
@@ -121,8 +123,8 @@ static aff_status check_flags(app *a, aff_net_options *no, aff_synthetic *y, aff
     if (!f->model == !f->synthetic)
         return aff__fail(err, AFF_E_INVALID, "expected a model: -m PATH or --synthetic flash|tiny, got %s",
                          f->model ? "both" : "none");
-    if (!f->synthetic && (f->layers || f->experts))
-        return aff__fail(err, AFF_E_INVALID, "--layers, --experts: expected --synthetic with them");
+    if (!f->synthetic && (f->layers || f->experts || f->expert_file))
+        return aff__fail(err, AFF_E_INVALID, "--layers, --experts, --expert-file: expected --synthetic with them");
     if (f->text && f->synthetic)
         return aff__fail(err, AFF_E_INVALID,
                          "--text and --synthetic: expected one of them: a synthetic model has no tokenizer");
@@ -138,7 +140,7 @@ static aff_status check_flags(app *a, aff_net_options *no, aff_synthetic *y, aff
                          (long long)f->from, (long long)f->most);
     if (f->synthetic) {
         *y = (aff_synthetic){
-            .geometry = f->synthetic, .layers = (int)f->layers, .experts = (int)f->experts, .seed = (uint64_t)f->seed};
+            .geometry = f->synthetic, .layers = (int)f->layers, .experts = (int)f->experts, .seed = (uint64_t)f->seed, .expert_file = f->expert_file};
         no->synthetic = y;
     }
     no->numerics = mode == 0 ? AFF_MATH : mode == 1 ? AFF_SIM : AFF_FAST;

@@ -278,7 +278,7 @@ static void injected(aff_loader *l, piece *p)
     pthread_mutex_lock(&l->lock);
     const double share = l->inject;
     pthread_mutex_unlock(&l->lock);
-    if (share <= 0 || (double)(aff__splitmix64(&l->seed) >> 11) * 0x1p-53 >= share) return;
+    if (share <= 0 || (l->o.inject_most && p->tries >= l->o.inject_most) || (double)(aff__splitmix64(&l->seed) >> 11) * 0x1p-53 >= share) return;
     p->io.error = EIO;
     const uint64_t keep = aff__splitmix64(&l->seed) & 1 ? p->io.len / 2 : 0;
     memset((char *)p->io.buf + keep, 0xA5, (size_t)(p->io.len - keep));

@@ -37,8 +37,9 @@ typedef struct aff_loader_options {
     bool buffered;             /* no O_DIRECT */
     const char *const *copies; /* [n_copies] further copies of the trunk's file, byte for byte: reads are dealt over all of them */
     int n_copies;
-    /* Tests: this share of all pieces fails, as an error of the disk or ends early, in an order that the seed gives. */
+    /* Tests: this share of all pieces fails, as an error of the disk or ends early, in an order that the seed gives; of one piece at most so many tries in a row, 0: any. */
     double inject;
+    int inject_most;
     uint64_t inject_seed;
     void (*warn)(void *ctx, const char *line); /* NULL allowed; on any thread */
     void *warn_ctx;

@@ -18,6 +18,8 @@ struct aff_experts {
     aff_slot_layout layout;
     const aff_container *container; /* NULL: of a checkpoint, or in memory */
     const aff_ckpt *ckpt;
+    aff_map file; /* of aff__experts_from_file */
+    char *path;
     bool row_major;
     int16_t (*table)[1024][4];
     uint8_t *records; /* of aff__experts_from_records */
@@ -47,6 +49,8 @@ void aff__experts_free(aff_experts *s)
     if (!s) return;
     free(s->expert);
     free(s->records);
+    aff__map_close(&s->file);
+    free(s->path);
     free(s->table);
     free(s);
 }
@@ -152,6 +156,17 @@ aff_status aff__experts_from_container(aff_experts **out, const aff_container *c
     return AFF_OK;
 }
 
+static aff_status use_records(aff_experts *s, const aff_clayer *l, const uint8_t *codebook, const uint8_t *records, aff_error *err)
+{
+    s->bytes = l->stride;
+    s->layout = layout_of(AFF_Q2P875G, l);
+    AFF_TRY(aff__calloc(&s->table, 2, sizeof *s->table, "codebook", err));
+    aff__codebook_ints(codebook, s->table);
+    s->shape.table = (const int16_t(*)[1024][4])s->table;
+    for (int i = 0; i < s->layers * s->experts; i++) s->expert[i] = in_record(l, records + (uint64_t)i * l->stride);
+    return AFF_OK;
+}
+
 aff_status aff__experts_from_records(aff_experts **out, const aff_clayer *l, int layers, int hidden, int inter,
                                      const uint8_t *codebook, uint8_t *records, aff_error *err)
 {
@@ -162,16 +177,30 @@ aff_status aff__experts_from_records(aff_experts **out, const aff_clayer *l, int
         return st;
     }
     s->records = records;
-    s->bytes = l->stride;
-    s->layout = layout_of(AFF_Q2P875G, l);
-    st = aff__calloc(&s->table, 2, sizeof *s->table, "codebook", err);
+    st = use_records(s, l, codebook, records, err);
     if (st != AFF_OK) {
         aff__experts_free(s);
         return st;
     }
-    aff__codebook_ints(codebook, s->table);
-    s->shape.table = (const int16_t(*)[1024][4])s->table;
-    for (int i = 0; i < layers * s->experts; i++) s->expert[i] = in_record(l, records + (uint64_t)i * l->stride);
+    *out = s;
+    return AFF_OK;
+}
+
+aff_status aff__experts_from_file(aff_experts **out, const aff_clayer *l, int layers, int hidden, int inter, const uint8_t *codebook, const char *path,
+                                  aff_error *err)
+{
+    aff_experts *s;
+    AFF_TRY(create(&s, layers, (int)l->n_experts, hidden, inter, AFF_Q2P875G, err));
+    const uint64_t want = (uint64_t)layers * l->n_experts * l->stride;
+    aff_status st = aff__strndup(&s->path, path, strlen(path), err);
+    if (st == AFF_OK) st = aff__map_open(&s->file, path, err);
+    if (st == AFF_OK && s->file.size != want)
+        st = aff__fail(err, AFF_E_FORMAT, "%s: expected %llu bytes of experts, got %llu", path, (unsigned long long)want, (unsigned long long)s->file.size);
+    if (st == AFF_OK) st = use_records(s, l, codebook, s->file.data, err);
+    if (st != AFF_OK) {
+        aff__experts_free(s);
+        return st;
+    }
     *out = s;
     return AFF_OK;
 }
@@ -334,13 +363,14 @@ void aff__experts_copy(const aff_experts *s, int layer, int e, uint8_t *slot)
 int aff__experts_files(const aff_experts *s)
 {
     if (s->container) return aff__container_file(s->container) ? 1 : 0;
+    if (s->path) return 1;
     return s->ckpt && aff__ckpt_shard_map(s->ckpt, 0)->data ? aff__ckpt_shards(s->ckpt) : 0;
 }
 
 aff_expert_file aff__experts_file(const aff_experts *s, int i)
 {
     if (s->container) return (aff_expert_file){aff__container_path(s->container), aff__container_file(s->container)};
-    return (aff_expert_file){aff__ckpt_shard_path(s->ckpt, i), aff__ckpt_shard_map(s->ckpt, i)};
+    return s->path ? (aff_expert_file){s->path, &s->file} : (aff_expert_file){aff__ckpt_shard_path(s->ckpt, i), aff__ckpt_shard_map(s->ckpt, i)};
 }
 
 /* The file whose mapping has the address. */
@@ -368,6 +398,10 @@ int aff__experts_pieces(const aff_experts *s, int layer, int e, aff_piece out[AF
             out[0] = piece_at(s, aff__container_expert(s->container, (uint32_t)layer, (uint32_t)e), l->stride, 0);
             return 1;
         }
+    }
+    if (s->path) {
+        out[0] = piece_at(s, s->expert[layer * s->experts + e].gate.codes, s->layout.bytes, 0);
+        return 1;
     }
     planes_of(&s->expert[layer * s->experts + e], from);
     for (int i = 0; i < 9; i++)

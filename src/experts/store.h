@@ -22,6 +22,9 @@ aff_status aff__experts_from_checkpoint(aff_experts **out, const aff_ckpt *c, co
  * over, also when it fails. */
 aff_status aff__experts_from_records(aff_experts **out, const aff_clayer *l, int layers, int hidden, int inter, const uint8_t *codebook, uint8_t *records,
                                      aff_error *err);
+/* The same records in a file that has nothing else, used in its mapping. */
+aff_status aff__experts_from_file(aff_experts **out, const aff_clayer *l, int layers, int hidden, int inter, const uint8_t *codebook, const char *path,
+                                  aff_error *err);
 void aff__experts_free(aff_experts *s);
 /* Bytes of one expert. */
 uint64_t aff__experts_bytes(const aff_experts *s);

@@ -555,7 +555,9 @@ static aff_status open_synthetic(aff_net *n, const aff_net_options *opt, aff_err
     source s = {.net = n, .synth = y};
     AFF_TRY(bind_trunk(&s, n, err));
     AFF_TRY(aff__synthetic_expert_bytes(&n->cfg, &n->sizes.expert, err));
-    if (!n->outline) AFF_TRY(aff__synthetic_experts(&n->experts, y->seed, "layers.", n->layers, &n->cfg, err));
+    if (y->expert_file) n->sizes.expert = aff__align_up(n->sizes.expert, 4096); /* as in a container */
+    if (!n->outline && y->expert_file) AFF_TRY(aff__synthetic_experts_file(&n->experts, y->seed, "layers.", n->layers, &n->cfg, y->expert_file, err));
+    if (!n->outline && !y->expert_file) AFF_TRY(aff__synthetic_experts(&n->experts, y->seed, "layers.", n->layers, &n->cfg, err));
     return opt->draft ? synthetic_draft(&s, n, err) : AFF_OK;
 }
 
@@ -572,6 +574,7 @@ static void note_experts(aff_net *n)
     n->sizes.experts[1] = (int64_t)n->stages * n->cfg.experts;
     n->sizes.slot = n->experts ? aff__experts_layout(n->experts).pitch : aff__align_up(n->sizes.expert, 4096);
     if (n->draft_experts && aff__experts_layout(n->draft_experts).pitch > n->sizes.slot) n->sizes.slot = aff__experts_layout(n->draft_experts).pitch;
+    n->sizes.experts_in_file = n->experts_file;
     if (!n->ckpt && !n->main) return;
     n->sizes.experts_in_file = true;
     n->sizes.experts_copied = aff__experts_row_major(n->experts) || (n->draft_experts && aff__experts_row_major(n->draft_experts));
@@ -583,6 +586,7 @@ aff_status aff__net_open(aff_net **out, const char *path, const aff_net_options 
     aff_net *n;
     AFF_TRY(aff__calloc(&n, 1, sizeof *n, "network", err));
     n->numerics = opt->numerics;
+    n->experts_file = opt->synthetic && opt->synthetic->expert_file;
     n->outline = opt->outline;
     aff_status s = open_any(n, path, opt, err);
     if (s == AFF_OK) s = rope_tables(n, err);
