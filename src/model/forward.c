@@ -289,7 +289,7 @@ static aff_status pass(aff_runner *r, const aff_batch *b, int count, int at, aff
         aff__rows_add(r, b[i].seq, b[i].id + at, left < AFF_MAX_CHUNK ? left : AFF_MAX_CHUNK, b[i].seq->pos);
     }
     AFF_TRY(aff__rows_ready(r, err));
-    if (r->b->repeat && at == 0 && (count > 1 || b->n == r->n) && r->n <= AFF_LOGIT_ROWS && !r->trace) {
+    if (r->b->repeat && at == 0 && (count > 1 || b->n == r->n) && r->n <= AFF_LOGIT_ROWS && r->n <= r->b->repeat_rows && !r->trace) {
         AFF_TRY(repeated(r, b, count, err));
         return commit_rows(r, err);
     }
@@ -501,7 +501,7 @@ static aff_status make_planes(aff_runner *r, aff_error *err)
     return fill_ones(r, err);
 }
 
-aff_status aff__runner_open(aff_runner **out, const aff_net *net, aff_backend *b, aff_error *err)
+aff_status aff__runner_open_bare(aff_runner **out, const aff_net *net, aff_backend *b, aff_error *err)
 {
     aff_runner *r;
     *out = NULL;
@@ -520,6 +520,17 @@ aff_status aff__runner_open(aff_runner **out, const aff_net *net, aff_backend *b
     }
     *out = r;
     return AFF_OK;
+}
+
+aff_status aff__runner_open(aff_runner **out, const aff_net *net, aff_backend *b, aff_error *err)
+{
+    AFF_TRY(aff__runner_open_bare(out, net, b, err));
+    const aff_status s = b->place ? aff__place_experts(*out, err) : AFF_OK;
+    if (s != AFF_OK) {
+        aff__runner_free(*out);
+        *out = NULL;
+    }
+    return s;
 }
 
 aff_status aff__runner_create(aff_runner **out, const aff_net *net, int threads, aff_error *err)

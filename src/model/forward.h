@@ -13,6 +13,8 @@ typedef struct aff_backend aff_backend;
 aff_status aff__runner_create(aff_runner **out, const aff_net *net, int threads, aff_error *err); /* on the CPU; threads <= 0: one per CPU */
 /* On any backend, which it takes over (also when it fails). Weights and experts are put into a device's memory. */
 aff_status aff__runner_open(aff_runner **out, const aff_net *net, aff_backend *b, aff_error *err);
+/* The same without the experts of a device, which follow before the first pass (runner.h). */
+aff_status aff__runner_open_bare(aff_runner **out, const aff_net *net, aff_backend *b, aff_error *err);
 /* On what --device names. */
 aff_status aff__runner_on(aff_runner **out, const aff_net *net, const aff_device_spec *spec, int threads, aff_error *err);
 /* The device it runs on; false: the host. On the thread that runs the passes. */
