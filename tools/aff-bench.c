@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 typedef struct flags {
-    const char *model, *synthetic, *tokenizer, *text, *numerics, *dspark, *dspark_model, *width, *cpu_path, *out,
+    const char *model, *synthetic, *expert_file, *tokenizer, *text, *numerics, *dspark, *dspark_model, *width, *cpu_path, *out,
         *trace;
     int64_t layers, experts, seed, threads, chunk, from, most, decode;
     double skew, locality, rate;
@@ -63,6 +63,8 @@ static int parse(flags *f, int argc, char **argv)
          AFF_MAX_LAYERS},
         {"experts", 0, AFF_OPT_INT, &f->experts, "N", "Of a synthetic model: routed experts a layer [all].", NULL, 1,
          65536},
+        {"expert-file", 0, AFF_OPT_STR, &f->expert_file, "FILE",
+         "Of a synthetic model: write its experts there and use them from there, as a container's."},
         {"seed", 0, AFF_OPT_INT, &f->seed, "N", "Of weights, routes and random tokens [0].", .max = 1e15},
         {"dspark", 0, AFF_OPT_STR, &f->dspark, "on|off",
          "Draft tokens ahead [on, if the model has a draft; off for synthetic ones].", "Speculation"},
@@ -88,6 +90,7 @@ static int parse(flags *f, int argc, char **argv)
         {"route-trace", 0, AFF_OPT_STR, &f->trace, "FILE", "Write which experts every layer of every pass used."},
         AFF_SETUP_DEVICE(&f->setup),
         AFF_SETUP_MEMORY(&f->setup),
+        AFF_SETUP_EXPERTS(&f->setup),
         {0}};
     const aff_usage usage = {"aff-bench", "", "Measures prefill and decode of a DeepSeek-V4 model at growing contexts.",
                              table,       0,  0};
@@ -99,6 +102,11 @@ static int index_of(const char *value, const char *const *names)
     for (int i = 0; names[i]; i++)
         if (strcmp(value, names[i]) == 0) return i;
     return -1;
+}
+
+static void warn(void *ctx, const char *line)
+{
+    fprintf(stderr, "aff-bench: %s\n", line);
 }
 
 static aff_status check_flags(app *a, aff_net_options *no, aff_synthetic *y, aff_error *err)
@@ -114,8 +122,8 @@ static aff_status check_flags(app *a, aff_net_options *no, aff_synthetic *y, aff
     if (!f->model == !f->synthetic)
         return aff__fail(err, AFF_E_INVALID, "expected a model: -m PATH or --synthetic flash|tiny, got %s",
                          f->model ? "both" : "none");
-    if (!f->synthetic && (f->layers || f->experts))
-        return aff__fail(err, AFF_E_INVALID, "--layers, --experts: expected --synthetic with them");
+    if (!f->synthetic && (f->layers || f->experts || f->expert_file))
+        return aff__fail(err, AFF_E_INVALID, "--layers, --experts, --expert-file: expected --synthetic with them");
     if (f->text && f->synthetic)
         return aff__fail(err, AFF_E_INVALID,
                          "--text and --synthetic: expected one of them: a synthetic model has no tokenizer");
@@ -131,7 +139,7 @@ static aff_status check_flags(app *a, aff_net_options *no, aff_synthetic *y, aff
                          (long long)f->from, (long long)f->most);
     if (f->synthetic) {
         *y = (aff_synthetic){
-            .geometry = f->synthetic, .layers = (int)f->layers, .experts = (int)f->experts, .seed = (uint64_t)f->seed};
+            .geometry = f->synthetic, .layers = (int)f->layers, .experts = (int)f->experts, .seed = (uint64_t)f->seed, .expert_file = f->expert_file};
         no->synthetic = y;
     }
     no->numerics = mode == 0 ? AFF_MATH : mode == 1 ? AFF_SIM : AFF_FAST;
@@ -360,7 +368,7 @@ static aff_status load(app *a, aff_net_options no, aff_memplan *p, int *code, af
     no.outline = false;
     const uint64_t start = aff__now_ns();
     AFF_TRY(aff__net_open(&a->net, f->model, &no, err));
-    aff__net_limit_copies(a->net, p->copies);
+    AFF_TRY(aff__setup_tiers(&f->setup, p, a->net, warn, err));
     fprintf(stderr, "  loaded in %.2f s\n", (double)(aff__now_ns() - start) / 1e9);
     return AFF_OK;
 }

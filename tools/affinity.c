@@ -572,7 +572,7 @@ static aff_status prepare(app *a, int *code, aff_error *err)
     if (*code >= 0) return AFF_OK;
     const aff_net_options no = net_options(f);
     AFF_TRY(aff__net_open(&a->net, f->model, &no, err));
-    aff__net_limit_copies(a->net, p.copies);
+    AFF_TRY(aff__setup_tiers(&f->setup, &p, a->net, on_warning, err));
     AFF_TRY(aff__setup_cache(&f->setup, a->net, on_warning, &o, &a->cache, err));
     if (f->route_trace) {
         AFF_TRY(aff__route_trace_open(&a->trace, f->route_trace, a->net, err));
@@ -725,7 +725,7 @@ static aff_status open_for_talk(app *a, aff_keep *keep, aff_error *err)
     if (!a->tok) return aff__fail(err, AFF_E_INVALID, "%s: expected a tokenizer.json beside it, found none: give --tokenizer FILE", f->model);
     const aff_net_options no = net_options(f);
     AFF_TRY(aff__net_open(&a->net, f->model, &no, err));
-    aff__net_limit_copies(a->net, p.copies);
+    AFF_TRY(aff__setup_tiers(&f->setup, &p, a->net, on_warning, err));
     return aff__engine_create(&a->engine, a->net, &o, err);
 }
 

@@ -49,6 +49,40 @@ typedef struct aff_router {
     const int32_t *hash; /* [vocab][picks]; NULL on other layers */
 } aff_router;
 
+/* ---- experts of which a device holds a part (docs/placement.md): backends that plan their own work ---- */
+
+struct aff_card; /* experts/tiers.h */
+struct aff_load; /* experts/loader.h */
+
+typedef struct aff_slab_options {
+    uint64_t pitch;             /* bytes from slot to slot, a multiple of 256 */
+    uint32_t plane[3][3];       /* in a slot (aff_expert_table) */
+    int layers, experts, picks; /* of the table: the trunk's layers, then the draft's stages */
+    int64_t spare;              /* slots beyond one an expert, for moves; only where not all experts fit */
+    uint64_t most;              /* bytes of the slab, at most */
+    uint64_t keep;              /* bytes of the device that stay free; UINT64_MAX: 0.8 % of all */
+    void (*warn)(void *ctx, const char *line); /* NULL allowed */
+    void *warn_ctx;
+} aff_slab_options;
+
+/* What the device asks of whoever knows where the experts are. */
+typedef struct aff_slab_host {
+    void *ctx;
+    /* Begins to bring expert l->expert of layer l->layer to l->to; l->done is called when it is there, or cannot be had. */
+    void (*fetch)(void *ctx, struct aff_load *l);
+    /* The slab loses its slots from `slots` on: on return nothing is in them and the table says so. Between passes. NULL: it cannot. */
+    aff_status (*resize)(void *ctx, int64_t slots, aff_error *err);
+    uint8_t *staging; /* slots for experts on disk, in memory that was attached; at least `picks` if an expert can be on disk */
+    int64_t staging_slots;
+} aff_slab_host;
+
+/* What one mixture of experts of the last pass used. */
+typedef struct aff_experts_used {
+    int layer, rows, picks;
+    const int32_t *pick;  /* [rows][picks]; NULL for passes of many rows, which give */
+    const int32_t *count; /* [experts] rows that chose each */
+} aff_experts_used;
+
 struct aff_backend {
     const char *name;
     aff_numerics numerics;
@@ -56,6 +90,13 @@ struct aff_backend {
 
     /* Puts bytes of a weight where the ops read them and changes *p; NULL: weights are read where they lie. */
     aff_status (*place)(aff_backend *b, const void **p, uint64_t bytes, const char *what, aff_error *err);
+    /* Room for experts, as much as the options and free memory allow: fills in the card's side and the table, where everything is on disk at
+     * first. After every other memory of the device was taken; once. Then slab_host, before any pass (NULL: nothing will be asked any more). */
+    aff_status (*slab)(aff_backend *b, const aff_slab_options *o, struct aff_card *card, aff_expert_table *table, aff_error *err);
+    aff_status (*slab_host)(aff_backend *b, const aff_slab_host *h, aff_error *err);
+    /* Number i of the mixtures of the pass that finish ended, in their order; false: there were no more. */
+    bool (*used)(aff_backend *b, int i, aff_experts_used *out);
+    int repeat_rows; /* most rows of a pass that repeat is for: as many as find room for experts on disk */
     /* Rows of the pass to come: every rowset until the next begin is these or the last of these. NULL allowed, as is finish. */
     aff_status (*begin)(aff_backend *b, const aff_rowset *rs, aff_error *err);
     aff_status (*finish)(aff_backend *b, aff_error *err);

@@ -6,10 +6,11 @@
 #include "base/threads.h"
 #include <errno.h>
 #include <liburing.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { DEPTH = 32, PIECE = 1 << 20, THREADS = 4 };
+enum { DEPTH = 32, PIECE = AFF_AIO_PIECE, THREADS = 4 };
 
 struct aff_aio {
     bool uring;
@@ -28,10 +29,18 @@ typedef struct {
     bool write;
     int next_io; /* where the next piece comes from */
     uint64_t next_at;
+    const aff_aio_source *source; /* instead of io[0..n): each a piece; NULL */
 } pieces;
 
 static bool next_piece(pieces *p, piece *out)
 {
+    if (p->source) {
+        aff_io *io = p->source->next(p->source->ctx);
+        if (!io) return false;
+        io->error = 0;
+        *out = (piece){io, 0, io->len};
+        return true;
+    }
     while (p->next_io < p->n && p->next_at >= p->io[p->next_io].len) p->next_io++, p->next_at = 0;
     if (p->next_io == p->n) return false;
     aff_io *io = &p->io[p->next_io];
@@ -66,6 +75,27 @@ static void thread_task(void *ctx, int64_t task, int thread)
     pieces one = {.io = all->io + task, .n = 1};
     piece p;
     while (next_piece(&one, &p) && !one.io->error) do_piece(p, all->write);
+}
+
+typedef struct {
+    pieces *all;
+    pthread_mutex_t lock; /* of the source */
+} shared;
+
+static void stream_task(void *ctx, int64_t task, int thread)
+{
+    shared *s = ctx;
+    piece p;
+    for (;;) {
+        pthread_mutex_lock(&s->lock);
+        const bool more = next_piece(s->all, &p);
+        pthread_mutex_unlock(&s->lock);
+        if (!more) return;
+        do_piece(p, s->all->write);
+        pthread_mutex_lock(&s->lock);
+        s->all->source->done(s->all->source->ctx, p.io);
+        pthread_mutex_unlock(&s->lock);
+    }
 }
 
 /* ---- io_uring ---- */
@@ -121,6 +151,7 @@ static void run_uring(aff_aio *a, pieces *all)
                 continue;
             }
             flying--;
+            if (all->source) all->source->done(all->source->ctx, p->io);
             idle[n_idle++] = p;
         }
     }
@@ -166,4 +197,17 @@ void aff__aio_run(aff_aio *a, aff_io *io, int n, bool write)
         run_uring(a, &all);
     else
         aff__pool_run(a->pool, thread_task, &all, n);
+}
+
+void aff__aio_stream(aff_aio *a, const aff_aio_source *s, bool write)
+{
+    pieces all = {.write = write, .source = s};
+    if (a->uring) {
+        run_uring(a, &all);
+        return;
+    }
+    shared sh = {.all = &all};
+    pthread_mutex_init(&sh.lock, NULL);
+    aff__pool_run(a->pool, stream_task, &sh, THREADS);
+    pthread_mutex_destroy(&sh.lock);
 }

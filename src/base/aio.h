@@ -18,4 +18,15 @@ typedef struct aff_io {
 } aff_io;
 /* Returns when all n are done, each whole or failed. */
 void aff__aio_run(aff_aio *a, aff_io *io, int n, bool write);
+
+enum { AFF_AIO_PIECE = 1 << 20 };
+/* Requests that come up while others are under way: `next` gives the next one (of at most AFF_AIO_PIECE bytes) or NULL for none at the moment, and is
+ * asked whenever there is room and after every request that is done; `done` is told each one, whole or failed. Returns when nothing is under way and
+ * next gave NULL. Never both at a time, but perhaps on other threads than the caller's. */
+typedef struct aff_aio_source {
+    void *ctx;
+    aff_io *(*next)(void *ctx);
+    void (*done)(void *ctx, aff_io *io);
+} aff_aio_source;
+void aff__aio_stream(aff_aio *a, const aff_aio_source *s, bool write);
 #endif

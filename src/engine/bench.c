@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/threads.h"
+#include "experts/tiers.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,7 +22,7 @@ void aff__bench_route(void *routes, const aff_route *r)
             if (e < 0 || e >= r->experts || b->seen[e]) continue;
             b->seen[e] = 1;
             b->used[r->draft]++;
-            b->hits[r->draft] += aff__experts_resident(r->store, r->layer, e);
+            b->hits[r->draft] += aff__tiers_tier(r->tiers, r->tier_layer, e) != AFF_TIER_DISK;
         }
     }
     if (b->trace) aff__route_trace_note(b->trace, r);

@@ -21,8 +21,8 @@ static amount amount_of(uint64_t bytes)
     return a;
 }
 
-/* Left free when copies of experts take "what is left". */
-static const uint64_t RESERVE = UINT64_C(1536) << 20;
+/* Left free when slots of experts take "what is left". */
+static const int64_t RESERVE = INT64_C(1536) << 20;
 
 void aff__memplan_add(aff_memplan *p, int place, bool later, uint64_t bytes, const char *what, const char *note_format,
                       ...)
@@ -53,30 +53,35 @@ static uint64_t memory_so_far(const aff_memplan *p)
     return n;
 }
 
-/* All experts that one pass can use at a time, of the trunk and of the draft. */
-static uint64_t working_set(const aff_net *net, const aff_net_sizes *z, int rows)
+static const char *const whose[] = {"", "draft: "};
+
+static void experts(aff_memplan *p, const aff_net_sizes *z, int i)
 {
-    const aff_config *c = aff__net_config(net);
-    const int64_t uses = (int64_t)rows * c->picks, most = uses < c->experts ? uses : c->experts;
-    return (uint64_t)most * z->expert * (z->experts[1] ? 2 : 1);
+    char what[48];
+    const int place = !z->experts_in_file ? AFF_PLACE_MEMORY : p->experts_mapped ? AFF_PLACE_FILE : AFF_PLACE_DISK;
+    snprintf(what, sizeof what, "%srouted experts", whose[i]);
+    aff__memplan_add(p, place, false, (uint64_t)z->experts[i] * z->expert, what, "%" PRId64 " of %" PRIu64 " bytes", z->experts[i], z->expert);
 }
 
-static void weights(aff_memplan *p, const aff_net *net)
+static void dense(aff_memplan *p, const aff_net *net)
 {
     const aff_net_sizes z = aff__net_sizes(net);
-    static const char *const whose[] = {"", "draft: "};
     for (int i = 0; i < 2; i++) {
         char what[48];
-        const uint64_t experts = (uint64_t)z.experts[i] * z.expert;
-        const int place = z.experts_in_file ? AFF_PLACE_FILE : AFF_PLACE_MEMORY;
         snprintf(what, sizeof what, "%sdense weights", whose[i]);
         aff__memplan_add(p, AFF_PLACE_FILE, false, z.file[i], what, "used where they lie in the file");
         snprintf(what, sizeof what, z.experts_in_file ? "%sconverted weights" : "%sdense weights", whose[i]);
         aff__memplan_add(p, AFF_PLACE_MEMORY, false, z.memory[i], what,
                          z.experts_in_file ? "norms, biases, tables" : "generated");
-        snprintf(what, sizeof what, "%srouted experts", whose[i]);
-        aff__memplan_add(p, place, false, experts, what, "%" PRId64 " of %" PRIu64 " bytes", z.experts[i], z.expert);
+        if (!z.experts_in_file) experts(p, &z, i);
     }
+}
+
+/* Those of a file, whose place depends on what the rest leaves. */
+static void routed(aff_memplan *p, const aff_net *net)
+{
+    const aff_net_sizes z = aff__net_sizes(net);
+    for (int i = 0; i < 2 && z.experts_in_file; i++) experts(p, &z, i);
 }
 
 static void engine(aff_memplan *p, const aff_engine_bytes *b, bool listens)
@@ -113,20 +118,37 @@ static void state(aff_memplan *p, const aff_engine_bytes *b)
     p->per_position = s->per_position;
 }
 
-/* Copies of row-major experts: what one pass uses at least, at most all of them. */
-static void copies(aff_memplan *p, const aff_net *net, int rows, int64_t bound)
+/* What is left of the machine's memory for experts: the rest of the plan, what is kept free, and the file's other weights, which are used at every token,
+ * come first. */
+static uint64_t left_for_experts(const aff_memplan *p, const aff_net_sizes *z, int64_t reserve)
 {
-    const aff_net_sizes z = aff__net_sizes(net);
-    p->copies = UINT64_MAX;
-    if (!z.experts_copied) return;
-    const uint64_t least = working_set(net, &z, rows), all = (uint64_t)(z.experts[0] + z.experts[1]) * z.expert;
-    const uint64_t taken = memory_so_far(p) + RESERVE, left = p->available > taken ? p->available - taken : 0;
-    uint64_t n = bound < 0 ? left : (uint64_t)bound;
-    if (n < least) n = least;
-    if (n > all) n = all;
-    p->copies = n;
-    aff__memplan_add(p, AFF_PLACE_MEMORY, false, n, "copies of experts",
-                     "row-major file (dtype 33): at most so many, at least %s", amount_of(least).text);
+    const uint64_t taken = memory_so_far(p) + z->file[0] + z->file[1] + (uint64_t)(reserve < 0 ? RESERVE : reserve);
+    return p->available > taken ? p->available - taken : 0;
+}
+
+/* Where the experts are kept, before the line of the weights says so. */
+static aff_status tiers(aff_memplan *p, const aff_memplan_input *in, aff_error *err)
+{
+    const aff_net_sizes z = aff__net_sizes(in->net);
+    const int picks = aff__net_config(in->net)->picks;
+    const int64_t all = z.experts[0] + z.experts[1], most = all + AFF_MOST_STAGING;
+    const bool card = in->engine->device.choice == AFF_DEVICE_RT;
+    const uint64_t left = left_for_experts(p, &z, in->host_reserve);
+    p->experts_mapped = card || (in->host_pool < 0 && !z.experts_copied && (!z.experts_in_file || (uint64_t)all * z.expert <= left));
+    if (p->experts_mapped) return AFF_OK;
+    /* Bounded by what there is: memory that is not there would be missed at the first touch. */
+    const bool clamped = in->host_pool > 0 && (uint64_t)in->host_pool > left;
+    const uint64_t bytes = in->host_pool < 0 || clamped ? left : (uint64_t)in->host_pool;
+    p->expert_slots = bytes / z.slot < (uint64_t)most ? (int64_t)(bytes / z.slot) : most;
+    if (in->host_pool == 0) p->expert_slots = p->expert_staging = 2 * picks;
+    if (p->expert_slots < picks && (in->host_pool < 0 || clamped)) p->expert_slots = picks; /* the verdict says that they do not fit, if so */
+    AFF_TRY(aff__tiers_split(p->expert_slots, p->expert_staging, all, picks, z.slot, &p->expert_split, err));
+    const int64_t pool = p->expert_split.pool;
+    aff__memplan_add(p, AFF_PLACE_MEMORY, false, (uint64_t)pool * z.slot, "experts: pool", "%" PRId64 " of %" PRId64 " in slots of %" PRIu64 " bytes%s", pool, all, z.slot,
+                     clamped ? "; MORE WAS ASKED FOR" : "");
+    aff__memplan_add(p, AFF_PLACE_MEMORY, false, (uint64_t)p->expert_split.staging * z.slot, "experts: staging", "%" PRId64 " slots for those read from the disk as they are used",
+                     p->expert_split.staging);
+    return AFF_OK;
 }
 
 aff_status aff__memplan_make(aff_memplan *p, const aff_memplan_input *in, aff_error *err)
@@ -135,7 +157,8 @@ aff_status aff__memplan_make(aff_memplan *p, const aff_memplan_input *in, aff_er
     *p = (aff_memplan){.machine = *in->machine, .available = aff__machine_available(in->machine)};
     snprintf(p->model, sizeof p->model, "%s", aff__net_path(in->net));
     AFF_TRY(aff__engine_plan(&b, in->net, in->engine, err));
-    weights(p, in->net);
+    p->experts_mapped = true;
+    dense(p, in->net);
     engine(p, &b, in->listens_to_prompts);
     state(p, &b);
     aff__memplan_add(p, AFF_PLACE_MEMORY, false, in->prefix_cache, "prefix cache",
@@ -144,7 +167,8 @@ aff_status aff__memplan_make(aff_memplan *p, const aff_memplan_input *in, aff_er
     const uint64_t threads = (uint64_t)b.threads * (128 << 10), vocab = (uint64_t)aff__net_config(in->net)->vocab * 320;
     aff__memplan_add(p, AFF_PLACE_MEMORY, false, (UINT64_C(12) << 20) + threads + vocab, "program, tables, tokenizer",
                      "an estimate");
-    copies(p, in->net, b.rows, in->host_pool);
+    AFF_TRY(tiers(p, in, err));
+    routed(p, in->net);
     return AFF_OK;
 }
 
@@ -217,7 +241,7 @@ aff_status aff__memplan_check(const aff_memplan *p, aff_error *err)
 
 static const char *place_name(int place, char buf[16])
 {
-    static const char *const names[] = {"memory", "file"};
+    static const char *const names[] = {"memory", "file", "disk"};
     if (place < AFF_PLACE_CARD) return names[place];
     snprintf(buf, 16, "card %d", place - AFF_PLACE_CARD);
     return buf;

@@ -4,14 +4,15 @@
  * (tests/engine/test_memplan.c).
  *
  * Places are this machine's memory, files (weights used in their mapping: the system drops and reads them again as it
- * needs), and cards. Rooms that know of more consumers add their lines between _make and _judge. */
+ * needs), the disk (experts that are read into memory of ours as they are used), and cards. Rooms that know of more consumers add their lines between _make and _judge. */
 #ifndef AFF_ENGINE_MEMPLAN_H
 #define AFF_ENGINE_MEMPLAN_H
 #include "base/machine.h"
 #include "engine/engine.h"
+#include "experts/tiers.h"
 #include <stdio.h>
 
-enum { AFF_PLACE_MEMORY, AFF_PLACE_FILE, AFF_PLACE_CARD }; /* AFF_PLACE_CARD + i: card i */
+enum { AFF_PLACE_MEMORY, AFF_PLACE_FILE, AFF_PLACE_DISK, AFF_PLACE_CARD }; /* AFF_PLACE_CARD + i: card i */
 enum { AFF_MEMPLAN_LINES = 48, AFF_MEMPLAN_PLACES = AFF_PLACE_CARD + AFF_MAX_CARDS };
 
 typedef struct aff_memplan_line {
@@ -34,7 +35,10 @@ typedef struct aff_memplan {
     int64_t context, commit; /* of one sequence */
     uint64_t slot_fixed;     /* one sequence without its positions */
     double per_position;
-    uint64_t copies; /* bound on copies of row-major experts, for aff__net_limit_copies; UINT64_MAX: no bound needed */
+    /* Where the routed experts are kept (experts/tiers.h), for aff__setup_tiers. On a card it decides itself. */
+    bool experts_mapped;
+    int64_t expert_slots, expert_staging; /* slots of memory, those of them for experts on their way; staging 0: as aff__tiers_split says */
+    aff_tier_split expert_split;
     /* By aff__memplan_judge. */
     bool fits;
     char verdict[400]; /* one line; when it does not fit, what would */
@@ -45,7 +49,9 @@ typedef struct aff_memplan_input {
     const aff_engine_options *engine;
     const aff_machine *machine;
     uint64_t prefix_cache;   /* memory of the prefix cache (aff__prefix_memory), 0: none */
-    int64_t host_pool;       /* bound on copies of row-major experts, bytes; < 0: what is left (--host-pool-mib) */
+    int64_t host_pool;       /* bytes for experts in slots; < 0: where they are used in the file they stay there if the machine has room for
+                                all of them, otherwise slots take what is left; 0: the fewest slots, all experts stay on disk (--host-pool-mib) */
+    int64_t host_reserve;    /* bytes that slots leave free; < 0: 1.5 GiB (--host-pool-reserve-mib) */
     bool listens_to_prompts; /* somebody takes the logits of prompt rows */
 } aff_memplan_input;
 

@@ -1,5 +1,6 @@
 #include "engine/route_trace.h"
 #include "base/mem.h"
+#include "experts/tiers.h"
 #include "format/route.h"
 #include <math.h>
 #include <stdlib.h>
@@ -37,7 +38,7 @@ static aff_status make(aff_route_trace *t, const char *path, const aff_net *net,
     for (int l = 0; l < t->layers; l++) {
         int n = 0;
         for (int e = 0; e < t->experts; e++)
-            if (aff__experts_resident(aff__net_experts(net, false), l, e)) t->miss[n++] = e;
+            if (aff__tiers_tier(aff__net_expert_tiers(net), l, e) != AFF_TIER_DISK) t->miss[n++] = e;
         aff__route_resident(t->file, l, t->miss, n);
     }
     return AFF_OK;
@@ -96,7 +97,7 @@ void aff__route_trace_note(void *trace, const aff_route *r)
         t->used[r->pick[i]] = 1;
     }
     for (int e = 0; e < t->experts; e++)
-        if (t->used[e] && !aff__experts_resident(r->store, r->layer, e)) t->miss[misses++] = e;
+        if (t->used[e] && aff__tiers_tier(r->tiers, r->tier_layer, e) == AFF_TIER_DISK) t->miss[misses++] = e;
     scores(t, r);
     aff__route_dispatch(t->file, r->draft, r->layer, r->rows, r->pick, t->miss, misses);
 }

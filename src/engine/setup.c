@@ -1,10 +1,16 @@
+#define _DEFAULT_SOURCE /* strsep */
 #include "engine/setup.h"
+#include "base/mem.h"
+#include <stdlib.h>
+#include <string.h>
 
 aff_status aff__setup_check(const aff_setup *s, aff_error *err)
 {
     aff_machine m;
     aff_device_spec d;
+    aff_placement_options placement;
     if (s->device) AFF_TRY(aff__device_parse(&d, s->device, err));
+    AFF_TRY(aff__setup_placement(s, &placement, err));
     if (s->machine) AFF_TRY(aff__machine_parse(&m, s->machine, err));
     if (!s->cache_dir && (s->cache_gib || s->cache_block || s->cache_stays || s->cache_verify))
         return aff__fail(err, AFF_E_INVALID,
@@ -58,10 +64,52 @@ aff_status aff__setup_plan(const aff_setup *s, const aff_net *outline, const aff
                                   .machine = &m,
                                   .prefix_cache = s->cache_dir ? aff__prefix_memory(outline, &po) : 0,
                                   .host_pool = s->host_pool < 0 ? -1 : s->host_pool << 20,
+                                  .host_reserve = s->host_reserve < 0 ? -1 : s->host_reserve << 20,
                                   .listens_to_prompts = listens_to_prompts};
     AFF_TRY(aff__memplan_make(p, &in, err));
     aff__memplan_judge(p);
     return AFF_OK;
+}
+
+aff_status aff__setup_placement(const aff_setup *s, aff_placement_options *o, aff_error *err)
+{
+    aff__placement_options_init(o);
+    if (s->strategy) AFF_TRY(aff__placement_strategy_parse(s->strategy, &o->strategy, err));
+    o->moves = (int)s->moves;
+    o->lead = (int)s->lead;
+    o->shadow = (int)s->shadow;
+    o->decay = s->decay;
+    o->hysteresis = o->disk_hysteresis = s->hysteresis;
+    o->min_gain = o->disk_min_gain = s->min_gain;
+    return aff__placement_options_check(o, err);
+}
+
+/* The names of a list with commas, which is changed. */
+static int split(char *list, const char **name, int most)
+{
+    int n = 0;
+    for (char *rest = list, *one; rest && n < most && (one = strsep(&rest, ","));) name[n++] = one;
+    return n;
+}
+
+aff_status aff__setup_tiers(const aff_setup *s, const aff_memplan *p, aff_net *net, void (*warn)(void *ctx, const char *line), aff_error *err)
+{
+    enum { MOST = 17 }; /* one more than the loader takes, which says so */
+    const char *name[MOST];
+    char *list = NULL;
+    if (p->experts_mapped) {
+        if (s->expert_copies && warn) warn(NULL, "--expert-copies: not used: all experts have room in memory");
+        return AFF_OK;
+    }
+    aff_tier_options o = {.slots = p->expert_slots, .staging = p->expert_staging, .loader = {.warn = warn}};
+    AFF_TRY(aff__setup_placement(s, &o.placement, err));
+    o.fill = o.placement.strategy == AFF_PLACE_STATIC;
+    if (s->expert_copies) AFF_TRY(aff__strndup(&list, s->expert_copies, strlen(s->expert_copies), err));
+    o.loader.copies = name;
+    o.loader.n_copies = list ? split(list, name, MOST) : 0;
+    const aff_status st = aff__net_use_tiers(net, &o, err);
+    free(list);
+    return st;
 }
 
 int aff__setup_answer(const aff_setup *s, const aff_memplan *p)

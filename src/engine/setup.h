@@ -8,15 +8,21 @@
 
 /* Numbers: -1 is not given. */
 typedef struct aff_setup {
-    int64_t kv_size, kv_commit, kv_margin, host_pool, memory; /* host_pool and memory in MiB */
+    int64_t kv_size, kv_commit, kv_margin, memory; /* memory in MiB */
+    int64_t host_pool, host_reserve; /* MiB */
+    int64_t moves, lead, shadow;
+    double decay, hysteresis, min_gain;
+    const char *strategy, *expert_copies;
     const char *cache_dir, *machine, *device;
     int64_t cache_gib, cache_block;
     bool cache_stays, cache_verify, plan, plan_json;
 } aff_setup;
-#define AFF_SETUP_NOTHING {.kv_size = -1, .kv_commit = -1, .kv_margin = -1, .host_pool = -1, .memory = -1}
+#define AFF_SETUP_NOTHING \
+    {.kv_size = -1, .kv_commit = -1, .kv_margin = -1, .host_pool = -1, .host_reserve = -1, .memory = -1, .moves = -1, .lead = -1, .shadow = -1, .decay = -1, \
+     .hysteresis = -1, .min_gain = -1}
 
 /* Entries of a program's option table. */
-#define AFF_SETUP_OPTIONS(s) AFF_SETUP_DEVICE(s), AFF_SETUP_MEMORY(s), AFF_SETUP_CACHE(s)
+#define AFF_SETUP_OPTIONS(s) AFF_SETUP_DEVICE(s), AFF_SETUP_MEMORY(s), AFF_SETUP_EXPERTS(s), AFF_SETUP_CACHE(s)
 #define AFF_SETUP_DEVICE(s) \
     {"device", 0, AFF_OPT_STR, &(s)->device, "NAME", \
      "Where the model runs, all of it in that memory: cpu, cuda:N, hip:N, or an emulated card, emu:SIZE; auto is the CPU [auto].", "Device"}
@@ -24,11 +30,22 @@ typedef struct aff_setup {
     {"kv-size", 0, AFF_OPT_INT, &(s)->kv_size, "N", "Positions of a sequence, prompt and answer: address space [what is needed, the model's at most].", "Memory", 1, 1e9}, \
     {"kv-commit", 0, AFF_OPT_INT, &(s)->kv_commit, "N", "Positions that have memory from the start, all sequences together [65536].", .max = 1e9}, \
     {"kv-margin", 0, AFF_OPT_INT, &(s)->kv_margin, "N", "Positions that get memory at a time after that [16384].", NULL, 1, 1e9}, \
-    {"host-pool-mib", 0, AFF_OPT_INT, &(s)->host_pool, "N", "Bound on copies of experts that lie row by row in the file (dtype 33) [what is left].", .max = 1e9}, \
     {"memory", 0, AFF_OPT_INT, &(s)->memory, "MIB", "Plan with so much memory instead of what the system says is available.", NULL, 1, 1e9}, \
     {"plan", 0, AFF_OPT_FLAG, &(s)->plan, NULL, "Print the memory plan with a verdict and exit: 0 fits, 3 does not."}, \
     {"plan-json", 0, AFF_OPT_FLAG, &(s)->plan_json, NULL, "The same as JSON."}, \
     {"machine", 0, AFF_OPT_STR, &(s)->machine, "SPEC", "With --plan: for a machine you do not have, as 2x32G,ram=64G,pcie=27 (cards, memory, GB/s of a card's link)."}
+#define AFF_SETUP_EXPERTS(s) \
+    {"host-pool-mib", 0, AFF_OPT_INT, &(s)->host_pool, "N", \
+     "Memory for routed experts; the others stay on disk and are read as they are used. 0: as little as goes [the file's mapping if all fit, else what is left].", "Experts", 0, 1e9}, \
+    {"host-pool-reserve-mib", 0, AFF_OPT_INT, &(s)->host_reserve, "N", "Memory that the pool leaves free [1536].", NULL, 0, 1e9}, \
+    {"expert-copies", 0, AFF_OPT_STR, &(s)->expert_copies, "FILES", "Further copies of the model's file on other disks, separated by commas: reads are dealt over all of them."}, \
+    {"placement-strategy", 0, AFF_OPT_STR, &(s)->strategy, "NAME", "Which experts move between tiers: heat, demand, or static for none [heat]. No text depends on it."}, \
+    {"placement-moves", 0, AFF_OPT_INT, &(s)->moves, "N", "Swaps that every layer's use allows [8].", NULL, 0, 4096}, \
+    {"placement-decay", 0, AFF_OPT_NUM, &(s)->decay, "X", "What an expert's heat is multiplied with at every use of its layer [0.98].", NULL, 0, 1}, \
+    {"placement-hysteresis", 0, AFF_OPT_NUM, &(s)->hysteresis, "X", "How many times as hot as the one it replaces an expert must be.", NULL, 0, 1000}, \
+    {"placement-min-gain", 0, AFF_OPT_NUM, &(s)->min_gain, "X", "And how much hotter beyond that.", NULL, 0, 1e6}, \
+    {"placement-lead", 0, AFF_OPT_INT, &(s)->lead, "N", "Layers that the host may run ahead of a card while decoding; 0: any number.", NULL, 0, 127}, \
+    {"placement-shadow", 0, AFF_OPT_INT, &(s)->shadow, "N", "Slots of a card that are kept free for moves [32].", NULL, 1, 4096}
 #define AFF_SETUP_CACHE(s) \
     {"prefix-cache-dir", 0, AFF_OPT_STR, &(s)->cache_dir, "DIR", \
      "Keep beginnings of texts in files there; a request that begins like an earlier one starts where that ended [no cache].", "Prefix cache"}, \
@@ -48,6 +65,10 @@ aff_status aff__setup_plan(const aff_setup *s, const aff_net *outline, const aff
                            bool listens_to_prompts, aff_memplan *p, aff_error *err);
 /* --plan or --plan-json: the plan on standard output. Returns the exit code. */
 int aff__setup_answer(const aff_setup *s, const aff_memplan *p);
+/* --host-pool-mib, --expert-copies, --placement-...: keeps the network's experts as the plan says. Before there is an engine. On a card nothing is done. */
+aff_status aff__setup_tiers(const aff_setup *s, const aff_memplan *p, aff_net *net, void (*warn)(void *ctx, const char *line), aff_error *err);
+/* The placement that the flags ask for. */
+aff_status aff__setup_placement(const aff_setup *s, aff_placement_options *o, aff_error *err);
 /* --prefix-cache-dir: opens it and sets o->cache; *cache NULL without the flag. Its troubles go to
  * `warn`. */
 aff_status aff__setup_cache(const aff_setup *s, const aff_net *net, void (*warn)(void *ctx, const char *line),

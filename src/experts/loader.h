@@ -20,14 +20,14 @@ typedef struct aff_load {
     void *ctx;
     aff_status status; /* out */
     aff_error err;
-    struct { /* the loader's */
+    struct {
         struct aff_load *next;
-        int tries, left;
-        bool over, failed;
-        uint8_t *bounce;
-        int error;
-        uint64_t error_off;
-    } own;
+        uint8_t *bounce; /* what is not read straight into the slot */
+        int left;        /* pieces under way */
+        bool cut, over;  /* all pieces were given out; it is done */
+        int error, file; /* errno of the first piece that failed for good, where */
+        uint64_t off;
+    } own; /* the loader's */
 } aff_load;
 
 enum { AFF_LOAD_NOW, AFF_LOAD_LATER }; /* LATER: only while nothing of the other kind waits */
@@ -37,8 +37,9 @@ typedef struct aff_loader_options {
     bool buffered;             /* no O_DIRECT */
     const char *const *copies; /* [n_copies] further copies of the trunk's file, byte for byte: reads are dealt over all of them */
     int n_copies;
-    /* Tests: this share of all pieces fails, as an error of the disk or ends early, in an order that the seed gives. */
+    /* Tests: this share of all pieces fails, as an error of the disk or ends early, in an order that the seed gives; of one piece at most so many tries in a row, 0: any. */
     double inject;
+    int inject_most;
     uint64_t inject_seed;
     void (*warn)(void *ctx, const char *line); /* NULL allowed; on any thread */
     void *warn_ctx;
@@ -66,5 +67,5 @@ aff_loader_counts aff__loader_counts_now(aff_loader *l);
 /* Tests: requests are taken but not begun while it is on. */
 void aff__loader_stall(aff_loader *l, bool on);
 /* Changes the injection of errors. */
-void aff__loader_inject(aff_loader *l, double share, uint64_t seed);
+void aff__loader_inject(aff_loader *l, double share);
 #endif

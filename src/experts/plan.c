@@ -8,8 +8,11 @@ struct aff_plan {
     int *row, *rank, *fill; /* fill: [experts] running index of a tile's next entry */
     float *weight;
     int experts, capacity;
-    aff_experts *held; /* the store that the tiles' experts are of; NULL: none are held */
-    int layer;
+    /* Parts. */
+    aff_moe_tile *part; /* [experts] */
+    aff_expert *at;     /* [experts] */
+    int *id, *which;    /* [experts] */
+    aff_tier_use *use;
 };
 
 aff_status aff__plan_create(aff_plan **out, int rows, int picks, int experts, aff_error *err)
@@ -21,6 +24,11 @@ aff_status aff__plan_create(aff_plan **out, int rows, int picks, int experts, af
     p->capacity = (int)n;
     aff_status s = aff__calloc(&p->tile, (uint64_t)experts, sizeof *p->tile, "expert plan", err);
     if (s == AFF_OK) s = aff__calloc(&p->fill, (uint64_t)experts, sizeof *p->fill, "expert plan", err);
+    if (s == AFF_OK) s = aff__calloc(&p->part, (uint64_t)experts, sizeof *p->part, "expert plan", err);
+    if (s == AFF_OK) s = aff__calloc(&p->at, (uint64_t)experts, sizeof *p->at, "expert plan", err);
+    if (s == AFF_OK) s = aff__calloc(&p->id, (uint64_t)experts, sizeof *p->id, "expert plan", err);
+    if (s == AFF_OK) s = aff__calloc(&p->which, (uint64_t)experts, sizeof *p->which, "expert plan", err);
+    if (s == AFF_OK) s = aff__tier_use_create(&p->use, experts, err);
     if (s == AFF_OK) s = aff__calloc(&p->row, n, sizeof *p->row, "expert plan", err);
     if (s == AFF_OK) s = aff__calloc(&p->rank, n, sizeof *p->rank, "expert plan", err);
     if (s == AFF_OK) s = aff__calloc(&p->weight, n, sizeof *p->weight, "expert plan", err);
@@ -36,7 +44,8 @@ uint64_t aff__plan_bytes(int rows, int picks, int experts)
 {
     const aff_plan *p;
     const uint64_t n = (uint64_t)rows * (uint64_t)picks, E = (uint64_t)experts;
-    return aff__align_up(sizeof *p, 64) + aff__align_up(E * sizeof *p->tile, 64) + aff__align_up(E * sizeof *p->fill, 64) +
+    return aff__align_up(sizeof *p, 64) + 2 * aff__align_up(E * sizeof *p->tile, 64) + 3 * aff__align_up(E * sizeof *p->fill, 64) +
+           aff__align_up(E * sizeof *p->at, 64) + aff__tier_use_bytes(experts) +
            2 * aff__align_up(n * sizeof *p->row, 64) + aff__align_up(n * sizeof *p->weight, 64);
 }
 
@@ -48,6 +57,11 @@ void aff__plan_free(aff_plan *p)
     free(p->row);
     free(p->rank);
     free(p->weight);
+    free(p->part);
+    free(p->at);
+    free(p->id);
+    free(p->which);
+    aff__tier_use_free(p->use);
     free(p);
 }
 
@@ -62,8 +76,7 @@ static int rank_of(const int32_t *pick, int K, int k)
     return r;
 }
 
-aff_status aff__plan_build(aff_plan *p, aff_experts *store, int layer, const int32_t *picks, const float *weights, int T, int K, const aff_moe_plan **out,
-                           aff_error *err)
+aff_status aff__plan_build(aff_plan *p, int layer, const int32_t *picks, const float *weights, int T, int K, const aff_moe_plan **out, aff_error *err)
 {
     const int n = T * K;
     if (n > p->capacity) return aff__fail(err, AFF_E_INVALID, "expert plan: %d entries, room for %d", n, p->capacity);
@@ -74,19 +87,10 @@ aff_status aff__plan_build(aff_plan *p, aff_experts *store, int layer, const int
         p->fill[picks[i]]++;
     }
     int tiles = 0, first = 0;
-    p->held = store;
-    p->layer = layer;
     for (int e = 0; e < p->experts; e++) {
         const int count = p->fill[e];
         if (!count) continue;
-        aff_moe_tile *t = &p->tile[tiles++];
-        *t = (aff_moe_tile){.id = e, .first = first, .count = count};
-        const aff_status st = aff__experts_get(store, layer, e, &t->expert, err);
-        if (st != AFF_OK) {
-            p->out.n_tiles = tiles - 1;
-            aff__plan_done(p);
-            return st;
-        }
+        p->tile[tiles++] = (aff_moe_tile){.id = e, .first = first, .count = count};
         p->fill[e] = first;
         first += count;
     }
@@ -101,8 +105,22 @@ aff_status aff__plan_build(aff_plan *p, aff_experts *store, int layer, const int
     return AFF_OK;
 }
 
-void aff__plan_done(aff_plan *p)
+aff_status aff__plan_each(aff_plan *p, aff_tiers *tiers, int layer, aff_plan_fn work, void *ctx, aff_error *err)
 {
-    for (int i = 0; p->held && i < p->out.n_tiles; i++) aff__experts_put(p->held, p->layer, p->tile[i].id);
-    p->held = NULL;
+    aff_moe_plan part = p->out;
+    aff_status s;
+    int n;
+    for (int i = 0; i < p->out.n_tiles; i++) p->id[i] = p->tile[i].id;
+    aff__tiers_open(tiers, p->use, layer, p->id, p->out.n_tiles);
+    while ((s = aff__tiers_next(tiers, p->use, p->which, p->at, &n, err)) == AFF_OK && n) {
+        for (int i = 0; i < n; i++) {
+            p->part[i] = p->tile[p->which[i]];
+            p->part[i].expert = p->at[i];
+        }
+        part.tile = p->part;
+        part.n_tiles = n;
+        if ((s = work(ctx, &part, err)) != AFF_OK) break;
+    }
+    aff__tiers_close(tiers, p->use);
+    return s;
 }

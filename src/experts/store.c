@@ -3,7 +3,6 @@
 #include "base/mem.h"
 #include "quant/codebook.h"
 #include "quant/expert.h"
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,25 +11,16 @@
 
 enum { PAGE = 4096, PLANE = 256 };
 
-/* A permuted record, or the lack of one. */
-typedef struct copy {
-    uint8_t *data;
-    int pins;
-    int newer, older; /* among those that nobody holds */
-} copy;
-
 struct aff_experts {
     aff_expert_shape shape;
     int layers, experts;
-    aff_expert *expert; /* [layers*experts]; a row-major expert has codes NULL until its first use */
+    aff_expert *expert; /* [layers*experts]; of a row-major store all NULL */
     aff_slot_layout layout;
     const aff_container *container; /* NULL: of a checkpoint, or in memory */
     const aff_ckpt *ckpt;
-    /* Row-major files only. */
-    copy *copies;   /* [layers*experts], or NULL */
-    int head, tail; /* copies that nobody holds, the latest used first; -1: none */
-    aff_expert_copies stats;
-    pthread_mutex_t lock;
+    aff_map file; /* of aff__experts_from_file */
+    char *path;
+    bool row_major;
     int16_t (*table)[1024][4];
     uint8_t *records; /* of aff__experts_from_records */
     uint64_t bytes;   /* of one expert */
@@ -43,10 +33,7 @@ static aff_status create(aff_experts **out, int layers, int experts, int hidden,
     AFF_TRY(aff__calloc(&s, 1, sizeof *s, "expert store", err));
     s->layers = layers;
     s->experts = experts;
-    s->head = s->tail = -1;
-    s->stats.limit = UINT64_MAX;
     s->shape = (aff_expert_shape){.dtype = dtype, .hidden = hidden, .inter = inter};
-    pthread_mutex_init(&s->lock, NULL);
     aff_status st =
         aff__calloc(&s->expert, (uint64_t)layers * (uint64_t)experts, sizeof *s->expert, "expert store", err);
     if (st != AFF_OK) {
@@ -60,12 +47,11 @@ static aff_status create(aff_experts **out, int layers, int experts, int hidden,
 void aff__experts_free(aff_experts *s)
 {
     if (!s) return;
-    for (int i = 0; s->copies && i < s->layers * s->experts; i++) free(s->copies[i].data);
-    free(s->copies);
     free(s->expert);
     free(s->records);
+    aff__map_close(&s->file);
+    free(s->path);
     free(s->table);
-    pthread_mutex_destroy(&s->lock);
     free(s);
 }
 
@@ -76,10 +62,6 @@ aff_expert_shape aff__experts_shape(const aff_experts *s)
 uint64_t aff__experts_bytes(const aff_experts *s)
 {
     return s->bytes;
-}
-bool aff__experts_copied(const aff_experts *s)
-{
-    return s->copies != NULL;
 }
 
 static aff_expert_mat planes(const aff_matdesc *m, const uint8_t *record)
@@ -159,8 +141,7 @@ aff_status aff__experts_from_container(aff_experts **out, const aff_container *c
         s->shape.table = (const int16_t(*)[1024][4])s->table;
     }
     if (st == AFF_OK && stored == AFF_Q2P875Q4) {
-        s->stats.each = aff__container_layer(c, 0)->stride;
-        st = aff__calloc(&s->copies, (uint64_t)layers * (uint64_t)experts, sizeof *s->copies, "expert store", err);
+        s->row_major = true;
     } else if (st == AFF_OK) {
         for (int l = 0; l < layers; l++)
             for (int e = 0; e < experts; e++)
@@ -175,6 +156,17 @@ aff_status aff__experts_from_container(aff_experts **out, const aff_container *c
     return AFF_OK;
 }
 
+static aff_status use_records(aff_experts *s, const aff_clayer *l, const uint8_t *codebook, const uint8_t *records, aff_error *err)
+{
+    s->bytes = l->stride;
+    s->layout = layout_of(AFF_Q2P875G, l);
+    AFF_TRY(aff__calloc(&s->table, 2, sizeof *s->table, "codebook", err));
+    aff__codebook_ints(codebook, s->table);
+    s->shape.table = (const int16_t(*)[1024][4])s->table;
+    for (int i = 0; i < s->layers * s->experts; i++) s->expert[i] = in_record(l, records + (uint64_t)i * l->stride);
+    return AFF_OK;
+}
+
 aff_status aff__experts_from_records(aff_experts **out, const aff_clayer *l, int layers, int hidden, int inter,
                                      const uint8_t *codebook, uint8_t *records, aff_error *err)
 {
@@ -185,16 +177,30 @@ aff_status aff__experts_from_records(aff_experts **out, const aff_clayer *l, int
         return st;
     }
     s->records = records;
-    s->bytes = l->stride;
-    s->layout = layout_of(AFF_Q2P875G, l);
-    st = aff__calloc(&s->table, 2, sizeof *s->table, "codebook", err);
+    st = use_records(s, l, codebook, records, err);
     if (st != AFF_OK) {
         aff__experts_free(s);
         return st;
     }
-    aff__codebook_ints(codebook, s->table);
-    s->shape.table = (const int16_t(*)[1024][4])s->table;
-    for (int i = 0; i < layers * s->experts; i++) s->expert[i] = in_record(l, records + (uint64_t)i * l->stride);
+    *out = s;
+    return AFF_OK;
+}
+
+aff_status aff__experts_from_file(aff_experts **out, const aff_clayer *l, int layers, int hidden, int inter, const uint8_t *codebook, const char *path,
+                                  aff_error *err)
+{
+    aff_experts *s;
+    AFF_TRY(create(&s, layers, (int)l->n_experts, hidden, inter, AFF_Q2P875G, err));
+    const uint64_t want = (uint64_t)layers * l->n_experts * l->stride;
+    aff_status st = aff__strndup(&s->path, path, strlen(path), err);
+    if (st == AFF_OK) st = aff__map_open(&s->file, path, err);
+    if (st == AFF_OK && s->file.size != want)
+        st = aff__fail(err, AFF_E_FORMAT, "%s: expected %llu bytes of experts, got %llu", path, (unsigned long long)want, (unsigned long long)s->file.size);
+    if (st == AFF_OK) st = use_records(s, l, codebook, s->file.data, err);
+    if (st != AFF_OK) {
+        aff__experts_free(s);
+        return st;
+    }
     *out = s;
     return AFF_OK;
 }
@@ -293,11 +299,11 @@ int aff__experts_per_layer(const aff_experts *s)
 }
 bool aff__experts_row_major(const aff_experts *s)
 {
-    return s->copies != NULL;
+    return s->row_major;
 }
 bool aff__experts_in_place(const aff_experts *s)
 {
-    return !s->copies;
+    return !s->row_major;
 }
 aff_expert aff__experts_at(const aff_experts *s, int layer, int e)
 {
@@ -347,7 +353,7 @@ void aff__slot_gather(const aff_slot_layout *y, const aff_expert *e, uint8_t *sl
 
 void aff__experts_copy(const aff_experts *s, int layer, int e, uint8_t *slot)
 {
-    if (s->copies) {
+    if (s->row_major) {
         aff__experts_arrange(s, layer, slot, aff__container_expert(s->container, (uint32_t)layer, (uint32_t)e));
         return;
     }
@@ -357,13 +363,14 @@ void aff__experts_copy(const aff_experts *s, int layer, int e, uint8_t *slot)
 int aff__experts_files(const aff_experts *s)
 {
     if (s->container) return aff__container_file(s->container) ? 1 : 0;
+    if (s->path) return 1;
     return s->ckpt && aff__ckpt_shard_map(s->ckpt, 0)->data ? aff__ckpt_shards(s->ckpt) : 0;
 }
 
 aff_expert_file aff__experts_file(const aff_experts *s, int i)
 {
     if (s->container) return (aff_expert_file){aff__container_path(s->container), aff__container_file(s->container)};
-    return (aff_expert_file){aff__ckpt_shard_path(s->ckpt, i), aff__ckpt_shard_map(s->ckpt, i)};
+    return s->path ? (aff_expert_file){s->path, &s->file} : (aff_expert_file){aff__ckpt_shard_path(s->ckpt, i), aff__ckpt_shard_map(s->ckpt, i)};
 }
 
 /* The file whose mapping has the address. */
@@ -387,10 +394,14 @@ int aff__experts_pieces(const aff_experts *s, int layer, int e, aff_piece out[AF
     if (s->container) { /* a record as it stands, if slots are like it */
         const aff_clayer *l = aff__container_layer(s->container, (uint32_t)layer);
         const aff_slot_layout here = layout_of(s->shape.dtype, l);
-        if (s->copies || same_layout(&here, &s->layout)) {
+        if (s->row_major || same_layout(&here, &s->layout)) {
             out[0] = piece_at(s, aff__container_expert(s->container, (uint32_t)layer, (uint32_t)e), l->stride, 0);
             return 1;
         }
+    }
+    if (s->path) {
+        out[0] = piece_at(s, s->expert[layer * s->experts + e].gate.codes, s->layout.bytes, 0);
+        return 1;
     }
     planes_of(&s->expert[layer * s->experts + e], from);
     for (int i = 0; i < 9; i++)
@@ -398,128 +409,10 @@ int aff__experts_pieces(const aff_experts *s, int layer, int e, aff_piece out[AF
     return n;
 }
 
-/* ---- copies of row-major experts; under the lock ---- */
-
-/* Out of the list of those that nobody holds. */
-static void unlist(aff_experts *s, int i)
-{
-    copy *c = &s->copies[i];
-    *(c->newer >= 0 ? &s->copies[c->newer].older : &s->head) = c->older;
-    *(c->older >= 0 ? &s->copies[c->older].newer : &s->tail) = c->newer;
-}
-
-static void list(aff_experts *s, int i)
-{
-    copy *c = &s->copies[i];
-    c->newer = -1;
-    c->older = s->head;
-    *(s->head >= 0 ? &s->copies[s->head].newer : &s->tail) = i;
-    s->head = i;
-}
-
-static uint64_t held_bytes(const aff_experts *s)
-{
-    return (uint64_t)s->stats.held * s->stats.each;
-}
-
-/* Until `room` more bytes are within the limit, or all that is left is held. */
-static void evict(aff_experts *s, uint64_t room)
-{
-    while (s->tail >= 0 && (held_bytes(s) > s->stats.limit || s->stats.limit - held_bytes(s) < room)) {
-        const int i = s->tail;
-        unlist(s, i);
-        free(s->copies[i].data);
-        s->copies[i].data = NULL;
-        s->stats.held--;
-        s->stats.evicted++;
-    }
-}
-
-static aff_status make_copy(aff_experts *s, int layer, int e, aff_error *err)
-{
-    const aff_clayer *l = aff__container_layer(s->container, (uint32_t)layer);
-    const int i = layer * s->experts + e;
-    uint8_t *data = NULL;
-    evict(s, s->stats.each);
-    AFF_TRY(aff__calloc(&data, 1, l->stride, "expert", err));
-    aff__expert_record_permute(l, data, aff__container_expert(s->container, (uint32_t)layer, (uint32_t)e), true);
-    s->copies[i].data = data;
-    s->expert[i] = in_record(l, data);
-    s->stats.made++;
-    if (++s->stats.held > s->stats.most) s->stats.most = s->stats.held;
-    return AFF_OK;
-}
-
-aff_status aff__experts_get(aff_experts *s, int layer, int e, aff_expert *out, aff_error *err)
-{
-    const int i = layer * s->experts + e;
-    if (!s->copies) {
-        *out = s->expert[i];
-        return AFF_OK;
-    }
-    aff_status st = AFF_OK;
-    pthread_mutex_lock(&s->lock);
-    copy *c = &s->copies[i];
-    if (!c->data)
-        st = make_copy(s, layer, e, err);
-    else if (!c->pins)
-        unlist(s, i);
-    if (st == AFF_OK) {
-        c->pins++;
-        *out = s->expert[i];
-    }
-    pthread_mutex_unlock(&s->lock);
-    return st;
-}
-
-void aff__experts_put(aff_experts *s, int layer, int e)
-{
-    const int i = layer * s->experts + e;
-    if (!s->copies) return;
-    pthread_mutex_lock(&s->lock);
-    if (--s->copies[i].pins == 0) {
-        list(s, i);
-        evict(s, 0);
-    }
-    pthread_mutex_unlock(&s->lock);
-}
-
-bool aff__experts_resident(aff_experts *s, int layer, int e)
-{
-    if (!s->copies) return true;
-    pthread_mutex_lock(&s->lock);
-    const bool there = s->copies[layer * s->experts + e].data != NULL;
-    pthread_mutex_unlock(&s->lock);
-    return there;
-}
-
-aff_expert_copies aff__experts_copies(aff_experts *s)
-{
-    pthread_mutex_lock(&s->lock);
-    const aff_expert_copies c = s->stats;
-    pthread_mutex_unlock(&s->lock);
-    return c;
-}
-
-void aff__experts_limit(aff_experts *s, uint64_t bytes)
-{
-    pthread_mutex_lock(&s->lock);
-    s->stats.limit = bytes;
-    if (s->copies) evict(s, 0);
-    pthread_mutex_unlock(&s->lock);
-}
-
 aff_tier aff__experts_tier(aff_experts *s, int layer, int e)
 {
-    const int i = layer * s->experts + e;
-    const uint8_t *at;
+    const uint8_t *at = s->row_major ? aff__container_expert(s->container, (uint32_t)layer, (uint32_t)e) : s->expert[layer * s->experts + e].gate.codes;
     unsigned char resident = 1;
-    if (s->copies) {
-        if (aff__experts_resident(s, layer, e)) return AFF_TIER_HOST;
-        at = aff__container_expert(s->container, (uint32_t)layer, (uint32_t)e);
-    } else {
-        at = s->expert[i].gate.codes;
-    }
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     if (mincore((void *)((uintptr_t)at / page * page), page, &resident) != 0) return AFF_TIER_HOST; /* nothing is known: as if it were */
     return resident & 1 ? AFF_TIER_HOST : AFF_TIER_DISK;

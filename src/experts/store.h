@@ -1,8 +1,6 @@
-/* store.h - where the routed experts of a model lie, and in which layout kernels see them (design 2: one layout).
- *
- * This version keeps experts in host memory: in the file's mapping when the file has the kernels' layout (container dtypes 34 and
- * 40, checkpoints), in a permuted copy made at use when it is row-major (dtype 33). Copies are bounded: the least recently used one
- * that nobody holds makes room for the next. */
+/* store.h - where the routed experts of a model come from, and in which layout kernels see them (design 2: one layout). Experts of a file that has the
+ * kernels' layout (container dtypes 34 and 40, checkpoints) can be used in its mapping, as can those in memory; row-major ones (dtype 33) only
+ * in slots, into which they are permuted. Which are in slots is the affair of tiers.h. A store does not change once it is made. */
 #ifndef AFF_EXPERTS_STORE_H
 #define AFF_EXPERTS_STORE_H
 #include "backend/types.h"
@@ -24,18 +22,14 @@ aff_status aff__experts_from_checkpoint(aff_experts **out, const aff_ckpt *c, co
  * over, also when it fails. */
 aff_status aff__experts_from_records(aff_experts **out, const aff_clayer *l, int layers, int hidden, int inter, const uint8_t *codebook, uint8_t *records,
                                      aff_error *err);
+/* The same records in a file that has nothing else, used in its mapping. */
+aff_status aff__experts_from_file(aff_experts **out, const aff_clayer *l, int layers, int hidden, int inter, const uint8_t *codebook, const char *path,
+                                  aff_error *err);
 void aff__experts_free(aff_experts *s);
-/* Bytes of one expert; whether they are copied on use (row-major). */
+/* Bytes of one expert. */
 uint64_t aff__experts_bytes(const aff_experts *s);
-bool aff__experts_copied(const aff_experts *s);
-/* Whether e is in memory in the kernels' layout now: false for a row-major one without a copy. */
-bool aff__experts_resident(aff_experts *s, int layer, int e);
 /* Shape for the kernels; swiglu_limit is the caller's to set. */
 aff_expert_shape aff__experts_shape(const aff_experts *s);
-/* Addresses of expert e of layer l, valid until aff__experts_put gives it back. Thread safe. */
-aff_status aff__experts_get(aff_experts *s, int layer, int e, aff_expert *out, aff_error *err);
-void aff__experts_put(aff_experts *s, int layer, int e);
-
 /* ---- slots: memory of this program that holds one expert in the kernels' layout ---- */
 
 /* One for all experts of a store. */
@@ -80,17 +74,7 @@ aff_expert_file aff__experts_file(const aff_experts *s, int i);
 int aff__experts_layers(const aff_experts *s);
 int aff__experts_per_layer(const aff_experts *s);
 
-/* Copies of row-major experts. 0 bytes each where the file has the kernels' layout. */
-typedef struct aff_expert_copies {
-    uint64_t each;         /* bytes of one */
-    uint64_t limit;        /* bytes in all, UINT64_MAX: no bound */
-    int64_t held, most;    /* copies now; at the worst moment */
-    int64_t made, evicted; /* so far */
-} aff_expert_copies;
-aff_expert_copies aff__experts_copies(aff_experts *s);
-/* Bounds the copies. Those in use at a time (the experts of one layer's pass) are kept even if they need more. */
-void aff__experts_limit(aff_experts *s, uint64_t bytes);
-/* Where an expert's bytes are at this moment: a file's page that the system has dropped counts as on disk. Only the first page of the
- * expert is asked for, with a call of the system: for displays, not for the token path. Thread safe. */
+/* Where the bytes of an expert that is used in place are at this moment: a file's page that the system has dropped counts as on disk. Only the
+ * first page of the expert is asked for, with a call of the system: for displays, not for the token path. Thread safe. */
 aff_tier aff__experts_tier(aff_experts *s, int layer, int e);
 #endif

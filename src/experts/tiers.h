@@ -69,12 +69,13 @@ typedef struct aff_tier_options {
     void *progress_ctx;
 } aff_tier_options;
 
-/* How `slots` slots are dealt: staging, the rest is the pool. Of all experts (`total`) no more than that are pool slots, and with room for all of them
- * there is no staging. AFF_E_INVALID names the least number that works. */
+/* How `slots` slots are dealt. staging: 0: an eighth of them, at least 2 * picks where that leaves a pool of the same size, at most 64; the rest is the
+ * pool, of all experts (`total`) at most. Fewer than `picks` slots are AFF_E_INVALID, and the error names the least --host-pool-mib that works. */
+enum { AFF_MOST_STAGING = 64 };
 typedef struct aff_tier_split {
     int64_t pool, staging;
 } aff_tier_split;
-aff_status aff__tiers_split(int64_t slots, int64_t total, int picks, uint64_t pitch, aff_tier_split *out, aff_error *err);
+aff_status aff__tiers_split(int64_t slots, int64_t staging, int64_t total, int picks, uint64_t pitch, aff_tier_split *out, aff_error *err);
 
 /* trunk and draft (NULL: none) must outlive the tiers. */
 aff_status aff__tiers_create(aff_tiers **out, aff_experts *trunk, aff_experts *draft, const aff_tier_options *o, aff_error *err);
@@ -136,6 +137,7 @@ typedef struct aff_tier_counters {
     uint64_t up_copies, down_copies;
     uint64_t disk_bytes;           /* read, for whatever reason */
     int64_t disk_requests, disk_failed, disk_retries;
+    uint64_t disk_busy_ns;         /* with a read under way */
     int64_t staged;                /* experts read into staging slots because they were picked */
     int64_t promotions[2], demotions[2], refused[2], starved[2], readmits[2], failed[2]; /* moves over the edge below CARD, below HOST */
     int64_t prefetch_asked, prefetch_used, prefetch_wasted, prefetch_cancelled; /* (card) */

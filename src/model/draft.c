@@ -118,7 +118,7 @@ aff_status aff__draft_many(aff_runner *r, const aff_draft_request *d, int count,
     for (int i = 0; i < count; i++) first[i] = d[i].id0;
     AFF_TRY(aff__rows_ready(r, err));
     AFF_TRY(B->mem->write(B->mem, r->drafts, first, (uint64_t)count * sizeof *first, err));
-    if (B->repeat && !trace)
+    if (B->repeat && !trace && r->n <= B->repeat_rows)
         AFF_TRY(B->repeat(B, aff__pass_key(AFF_PASS_DRAFT, count), draft_blocks, r, err));
     else
         AFF_TRY(draft_blocks(r, err));

@@ -98,6 +98,25 @@ aff_status aff__attention(aff_runner *r, const aff_block *b, int layer, aff_reac
 
 /* ---- 8: mixture of experts ---- */
 
+/* The layer's number in the tiers: stages of the draft follow the trunk. */
+static int tier_layer(const aff_runner *r, const aff_experts *experts, int store_layer)
+{
+    return experts == r->net->experts ? store_layer : r->net->layers + store_layer;
+}
+
+/* A part of the layer's experts, on the host. */
+typedef struct {
+    aff_runner *r;
+    const aff_expert_shape *shape;
+} part_ctx;
+static aff_status part(void *ctx, const aff_moe_plan *p, aff_error *err)
+{
+    const part_ctx *c = ctx;
+    aff_moe_plan work = *p;
+    work.h = c->r->h;
+    return c->r->b->experts(c->r->b, c->shape, &work, c->r->x, c->r->n, c->r->net->cfg.picks, c->r->y, err);
+}
+
 /* y of every (row, expert): on the host's plan, or the backend's own. */
 static aff_status routed(aff_runner *r, aff_experts *experts, int store_layer, int layer, aff_error *err)
 {
@@ -112,13 +131,14 @@ static aff_status routed(aff_runner *r, aff_experts *experts, int store_layer, i
         B->routed(B, &shape, e, store_layer, r->picks, r->weights, r->x, T, K, r->y);
         return AFF_OK;
     }
-    AFF_TRY(aff__plan_build(r->plan, experts, store_layer, r->picks, r->weights, T, K, &plan, err));
+    const int at = tier_layer(r, experts, store_layer);
+    AFF_TRY(aff__plan_build(r->plan, store_layer, r->picks, r->weights, T, K, &plan, err));
+    AFF_TRY(aff__plan_each(r->plan, r->net->tiers, at, part, &(part_ctx){r, &shape}, err));
+    AFF_TRY(aff__tiers_note_picks(r->net->tiers, at, T > AFF_LOGIT_ROWS ? AFF_USE_PREFILL : AFF_USE_DECODE, r->picks, T, K, err));
     aff_moe_plan work = *plan;
     work.h = r->h;
-    const aff_status st = B->experts(B, &shape, &work, r->x, T, K, r->y, err);
-    if (st == AFF_OK && r->watch) r->watch(r->watch_ctx, layer, &work, r->x);
-    aff__plan_done(r->plan);
-    return st;
+    if (r->watch) r->watch(r->watch_ctx, layer, &work, r->x);
+    return AFF_OK;
 }
 
 static aff_status show_route(aff_runner *r, const aff_block *b, aff_experts *experts, int store_layer, aff_error *err)
@@ -131,7 +151,8 @@ static aff_status show_route(aff_runner *r, const aff_block *b, aff_experts *exp
                                            .picks = r->net->cfg.picks,
                                            .experts = r->net->cfg.experts,
                                            .pos = r->pos,
-                                           .store = experts,
+                                           .tiers = r->net->tiers,
+                                           .tier_layer = tier_layer(r, experts, store_layer),
                                            .logits = r->route,
                                            .bias = b->router.bias,
                                            .scoring = b->router.scoring,
@@ -284,7 +305,7 @@ static aff_status pass(aff_runner *r, const aff_batch *b, int count, int at, aff
         aff__rows_add(r, b[i].seq, b[i].id + at, left < r->chunk ? left : r->chunk, b[i].seq->pos);
     }
     AFF_TRY(aff__rows_ready(r, err));
-    if (r->b->repeat && at == 0 && (count > 1 || b->n == r->n) && r->n <= AFF_LOGIT_ROWS && !r->trace) {
+    if (r->b->repeat && at == 0 && (count > 1 || b->n == r->n) && r->n <= AFF_LOGIT_ROWS && r->n <= r->b->repeat_rows && !r->trace) {
         AFF_TRY(repeated(r, b, count, err));
         return commit_rows(r, err);
     }
@@ -530,7 +551,7 @@ aff_status aff__runner_chunk(aff_runner *r, int rows, aff_error *err)
     return make_planes(r, err);
 }
 
-aff_status aff__runner_open(aff_runner **out, const aff_net *net, aff_backend *b, aff_error *err)
+aff_status aff__runner_open_bare(aff_runner **out, const aff_net *net, aff_backend *b, aff_error *err)
 {
     aff_runner *r;
     *out = NULL;
@@ -551,6 +572,17 @@ aff_status aff__runner_open(aff_runner **out, const aff_net *net, aff_backend *b
     }
     *out = r;
     return AFF_OK;
+}
+
+aff_status aff__runner_open(aff_runner **out, const aff_net *net, aff_backend *b, aff_error *err)
+{
+    AFF_TRY(aff__runner_open_bare(out, net, b, err));
+    const aff_status s = b->place ? aff__place_experts(*out, err) : AFF_OK;
+    if (s != AFF_OK) {
+        aff__runner_free(*out);
+        *out = NULL;
+    }
+    return s;
 }
 
 aff_status aff__runner_create(aff_runner **out, const aff_net *net, int threads, aff_error *err)

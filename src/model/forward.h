@@ -13,6 +13,8 @@ typedef struct aff_backend aff_backend;
 aff_status aff__runner_create(aff_runner **out, const aff_net *net, int threads, aff_error *err); /* on the CPU; threads <= 0: one per CPU */
 /* On any backend, which it takes over (also when it fails). Weights and experts are put into a device's memory. */
 aff_status aff__runner_open(aff_runner **out, const aff_net *net, aff_backend *b, aff_error *err);
+/* The same without the experts of a device, which follow before the first pass (runner.h). */
+aff_status aff__runner_open_bare(aff_runner **out, const aff_net *net, aff_backend *b, aff_error *err);
 /* On what --device names. */
 aff_status aff__runner_on(aff_runner **out, const aff_net *net, const aff_device_spec *spec, int threads, aff_error *err);
 /* The device it runs on; false: the host. On the thread that runs the passes. */
@@ -35,7 +37,8 @@ typedef struct aff_route {
     bool draft;
     int layer, rows, picks, experts; /* layer: of the trunk, or draft stage */
     const int64_t *pos;  /* [T] */
-    aff_experts *store;  /* where the layer's experts are */
+    struct aff_tiers *tiers; /* where the layer's experts are: layer tier_layer of experts/tiers.h */
+    int tier_layer;
     const float *logits;
     const float *bias; /* [E] of the choice; NULL on hash layers */
     aff_scoring scoring;

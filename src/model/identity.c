@@ -1,5 +1,7 @@
 /* Telling networks apart without reading all of them. */
+#include "base/mem.h"
 #include "model/net_internal.h"
+#include <stdlib.h>
 #include <string.h>
 #define XXH_STATIC_LINKING_ONLY /* the state on the stack */
 #include <xxhash.h>
@@ -47,17 +49,20 @@ static void sample_experts(XXH3_state_t *h, aff_experts *x, int layers, int expe
     const aff_expert_shape s = aff__experts_shape(x);
     const int32_t dtype = (int32_t)s.dtype;
     add(h, &dtype, sizeof dtype);
+    const aff_slot_layout y = aff__experts_layout(x);
+    uint8_t *slot = NULL; /* for row-major ones; without memory for it they do not count */
+    if (!aff__experts_in_place(x) && aff__calloc(&slot, 1, y.bytes, "identity", NULL) != AFF_OK) return;
     for (int l = 0; l < layers; l++)
         for (int i = 0; i < 3; i++) {
-            aff_expert e;
             const int id = i * (experts - 1) / 2;
-            if (aff__experts_get(x, l, id, &e, NULL) != AFF_OK) continue;
+            if (slot) aff__experts_copy(x, l, id, slot);
+            const aff_expert e = slot ? aff__slot_expert(&y, slot) : aff__experts_at(x, l, id);
             const uint64_t n = (uint64_t)s.hidden * (uint64_t)s.inter / 4; /* no format has fewer bytes of codes */
             sample(h, e.gate.codes, n);
             sample(h, e.up.codes, n);
             sample(h, e.down.codes, n);
-            aff__experts_put(x, l, id);
         }
+    free(slot);
 }
 
 void aff__net_identity(const aff_net *n, uint64_t id[2])

@@ -555,7 +555,9 @@ static aff_status open_synthetic(aff_net *n, const aff_net_options *opt, aff_err
     source s = {.net = n, .synth = y};
     AFF_TRY(bind_trunk(&s, n, err));
     AFF_TRY(aff__synthetic_expert_bytes(&n->cfg, &n->sizes.expert, err));
-    if (!n->outline) AFF_TRY(aff__synthetic_experts(&n->experts, y->seed, "layers.", n->layers, &n->cfg, err));
+    if (y->expert_file) n->sizes.expert = aff__align_up(n->sizes.expert, 4096); /* as in a container */
+    if (!n->outline && y->expert_file) AFF_TRY(aff__synthetic_experts_file(&n->experts, y->seed, "layers.", n->layers, &n->cfg, y->expert_file, err));
+    if (!n->outline && !y->expert_file) AFF_TRY(aff__synthetic_experts(&n->experts, y->seed, "layers.", n->layers, &n->cfg, err));
     return opt->draft ? synthetic_draft(&s, n, err) : AFF_OK;
 }
 
@@ -570,9 +572,12 @@ static void note_experts(aff_net *n)
 {
     n->sizes.experts[0] = (int64_t)n->layers * n->cfg.experts;
     n->sizes.experts[1] = (int64_t)n->stages * n->cfg.experts;
+    n->sizes.slot = n->experts ? aff__experts_layout(n->experts).pitch : aff__align_up(n->sizes.expert, 4096);
+    if (n->draft_experts && aff__experts_layout(n->draft_experts).pitch > n->sizes.slot) n->sizes.slot = aff__experts_layout(n->draft_experts).pitch;
+    n->sizes.experts_in_file = n->experts_file;
     if (!n->ckpt && !n->main) return;
     n->sizes.experts_in_file = true;
-    n->sizes.experts_copied = aff__experts_copied(n->experts);
+    n->sizes.experts_copied = aff__experts_row_major(n->experts) || (n->draft_experts && aff__experts_row_major(n->draft_experts));
     n->sizes.expert = aff__experts_bytes(n->experts);
 }
 
@@ -581,6 +586,7 @@ aff_status aff__net_open(aff_net **out, const char *path, const aff_net_options 
     aff_net *n;
     AFF_TRY(aff__calloc(&n, 1, sizeof *n, "network", err));
     n->numerics = opt->numerics;
+    n->experts_file = opt->synthetic && opt->synthetic->expert_file;
     n->outline = opt->outline;
     aff_status s = open_any(n, path, opt, err);
     if (s == AFF_OK) s = rope_tables(n, err);
@@ -589,13 +595,34 @@ aff_status aff__net_open(aff_net **out, const char *path, const aff_net_options 
         return s;
     }
     note_experts(n);
+    if (!n->outline) {
+        aff_tier_options o = {.mapped = !n->sizes.experts_copied, .slots = INT32_MAX / 4};
+        aff__placement_options_init(&o.placement);
+        s = aff__net_use_tiers(n, &o, err);
+    }
+    if (s != AFF_OK) {
+        aff__net_close(n);
+        return s;
+    }
     *out = n;
     return AFF_OK;
+}
+
+aff_status aff__net_use_tiers(aff_net *n, const aff_tier_options *o, aff_error *err)
+{
+    aff_tier_options use = *o;
+    const int64_t all = n->sizes.experts[0] + n->sizes.experts[1];
+    use.picks = n->cfg.picks;
+    if (use.slots > all + AFF_MOST_STAGING) use.slots = all + AFF_MOST_STAGING; /* as many as can be of use */
+    aff__tiers_free(n->tiers);
+    n->tiers = NULL;
+    return aff__tiers_create(&n->tiers, n->experts, n->draft_experts, &use, err);
 }
 
 void aff__net_close(aff_net *n)
 {
     if (!n) return;
+    aff__tiers_free(n->tiers);
     aff__experts_free(n->experts);
     aff__experts_free(n->draft_experts);
     for (int i = 0; i < n->n_owned; i++) free(n->owned[i]);
@@ -614,20 +641,13 @@ int aff__net_layers(const aff_net *n) { return n->layers; }
 void aff__net_tiers(const aff_net *n, uint8_t *tier)
 {
     for (int l = 0; l < n->layers; l++)
-        for (int e = 0; e < n->cfg.experts; e++) tier[l * n->cfg.experts + e] = (uint8_t)aff__experts_tier(n->experts, l, e);
+        for (int e = 0; e < n->cfg.experts; e++)
+            tier[l * n->cfg.experts + e] = (uint8_t)(aff__tiers_mapped(n->tiers) ? aff__experts_tier(n->experts, l, e) : aff__tiers_tier(n->tiers, l, e));
 }
 aff_draft_kind aff__net_draft(const aff_net *n) { return n->draft; }
 int aff__net_stages(const aff_net *n) { return n->stages; }
 aff_numerics aff__net_numerics(const aff_net *n) { return n->numerics; }
 aff_net_sizes aff__net_sizes(const aff_net *n) { return n->sizes; }
 
-void aff__net_limit_copies(const aff_net *n, uint64_t bytes)
-{
-    if (!n->experts) return;
-    const uint64_t all = (uint64_t)(n->sizes.experts[0] + n->sizes.experts[1]);
-    const uint64_t draft = n->stages ? (uint64_t)((double)bytes * ((double)n->sizes.experts[1] / (double)all)) : 0; /* by their numbers */
-    aff__experts_limit(n->experts, bytes - draft);
-    if (n->draft_experts) aff__experts_limit(n->draft_experts, draft);
-}
-
+aff_tiers *aff__net_expert_tiers(const aff_net *n) { return n->tiers; }
 aff_experts *aff__net_experts(const aff_net *n, bool draft) { return draft ? n->draft_experts : n->experts; }

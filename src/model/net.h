@@ -28,7 +28,8 @@ typedef struct aff_net_sizes {
     uint64_t expert;    /* one routed expert */
     int64_t experts[2]; /* how many there are, trunk and draft */
     bool experts_in_file; /* else in memory */
-    bool experts_copied;  /* row-major file: in use they are copies in memory */
+    bool experts_copied;  /* row-major file: they are used in slots only */
+    uint64_t slot;        /* bytes of an expert's slot */
 } aff_net_sizes;
 
 /* Opens `path`. Every tensor is checked for dtype and shape before it is bound; the error names tensor, expected and got. */
@@ -40,15 +41,19 @@ int aff__net_layers(const aff_net *n); /* trunk layers in force (max_layers appl
 
 typedef enum aff_draft_kind { AFF_DRAFT_NONE, AFF_DRAFT_DSPARK, AFF_DRAFT_MTP1 } aff_draft_kind;
 aff_draft_kind aff__net_draft(const aff_net *n);
-/* Where the routed experts of the trunk are, [layers][experts] (experts/store.h); for displays. Thread safe. */
+/* Where the routed experts of the trunk are, [layers][experts]; those used in the file's mapping by what the system has of it in memory. For
+ * displays. Thread safe. */
 void aff__net_tiers(const aff_net *n, uint8_t *tier);
 int aff__net_stages(const aff_net *n); /* draft stages loaded: 0 without a draft */
 aff_numerics aff__net_numerics(const aff_net *n);
 aff_net_sizes aff__net_sizes(const aff_net *n);
 /* The store of the trunk's or the draft's experts; NULL: there is none. */
 struct aff_experts *aff__net_experts(const aff_net *n, bool draft);
-/* Bounds the copies of row-major experts, trunk and draft together (experts/store.h). */
-void aff__net_limit_copies(const aff_net *n, uint64_t bytes);
+/* Where its routed experts are kept, trunk and draft together (experts/tiers.h): in the file's mapping or, row-major ones, in slots for all of them,
+ * until something else is said, which must be before there is a runner. A failure leaves a network that can only be closed. */
+struct aff_tier_options;
+aff_status aff__net_use_tiers(aff_net *n, const struct aff_tier_options *o, aff_error *err);
+struct aff_tiers *aff__net_expert_tiers(const aff_net *n);
 /* A hash that tells networks apart: configuration, layers and draft in force, and samples from the ends of every dense tensor and
  * of three experts a layer (not the whole file: hashing 100 GB at every start would cost minutes). */
 void aff__net_identity(const aff_net *n, uint64_t id[2]);

@@ -2,7 +2,7 @@
 #ifndef AFF_MODEL_NET_INTERNAL_H
 #define AFF_MODEL_NET_INTERNAL_H
 #include "backend/backend.h"
-#include "experts/store.h"
+#include "experts/tiers.h"
 #include "model/net.h"
 
 /* A transformer block: trunk layer or draft stage. */
@@ -33,6 +33,7 @@ struct aff_net {
     aff_hc hc_head;
     aff_block layer[AFF_MAX_LAYERS];
     aff_experts *experts;
+    aff_tiers *tiers; /* of experts and draft_experts; NULL in an outline */
 
     aff_draft_kind draft;
     aff_block stage[AFF_MAX_STAGES];
@@ -45,7 +46,7 @@ struct aff_net {
     aff_weight e_proj, h_proj;                   /* MTP-1: [H,H] */
     const float *enorm, *hnorm;
 
-    bool outline, binding_draft;
+    bool outline, binding_draft, experts_file; /* of a synthetic network's experts */
     aff_net_sizes sizes;
     aff_ckpt *ckpt;
     aff_container *main, *companion;

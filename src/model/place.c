@@ -1,6 +1,7 @@
 /* Puts a network's weights where a backend reads them (backend.h, place): the runner's own copy of the bound network,
  * with addresses of the backend's memory in place of the host's. */
 #include "base/mem.h"
+#include "experts/tiers.h"
 #include "model/runner.h"
 #include <stdlib.h>
 #include <string.h>
@@ -112,7 +113,14 @@ static aff_status draft(aff_runner *r, aff_net *n, aff_error *err)
     AFF_TRY(floats(r, &n->main_norm, c->hidden, err));
     AFF_TRY(floats(r, &n->enorm, c->hidden, err));
     AFF_TRY(floats(r, &n->hnorm, c->hidden, err));
-    return place_experts(r, n->draft_experts, n->stages, &r->draft_experts, err);
+    return AFF_OK;
+}
+
+aff_status aff__place_experts(aff_runner *r, aff_error *err)
+{
+    const aff_net *n = r->net;
+    AFF_TRY(place_experts(r, n->experts, n->layers, &r->experts, err));
+    return n->draft == AFF_DRAFT_NONE ? AFF_OK : place_experts(r, n->draft_experts, n->stages, &r->draft_experts, err);
 }
 
 aff_status aff__place(aff_runner *r, aff_error *err)
@@ -129,9 +137,35 @@ aff_status aff__place(aff_runner *r, aff_error *err)
     AFF_TRY(hyper(r, &n->hc_head, err));
     AFF_TRY(floats(r, &n->rope.freq, n->rope.pairs, err));
     AFF_TRY(floats(r, &n->rope_compressed.freq, n->rope_compressed.pairs, err));
-    AFF_TRY(place_experts(r, n->experts, n->layers, &r->experts, err));
     const aff_expert_shape s = aff__experts_shape(n->experts);
     r->shape_table = s.table;
     if (s.table) AFF_TRY(array(r, &r->shape_table, 2 * sizeof *s.table, err));
     return n->draft == AFF_DRAFT_NONE ? AFF_OK : draft(r, n, err);
+}
+
+aff_status aff__runner_slab(aff_runner *r, const aff_slab_options *o, aff_card *card, aff_error *err)
+{
+    const aff_net *n = r->net;
+    const int E = n->cfg.experts, stages = n->draft == AFF_DRAFT_NONE ? 0 : n->stages;
+    const aff_slot_layout y = aff__experts_layout(n->experts);
+    aff_expert_table t;
+    aff_slab_options use = *o;
+    if (!r->b->slab) return aff__fail(err, AFF_E_INVALID, "slab of experts: %s has no memory of its own for them", r->b->name);
+    use.pitch = y.pitch;
+    use.layers = n->layers + stages;
+    use.experts = E;
+    use.picks = n->cfg.picks;
+    for (int i = 0; i < 9; i++) use.plane[i / 3][i % 3] = (uint32_t)y.plane[i / 3][i % 3];
+    if (stages) {
+        const aff_slot_layout d = aff__experts_layout(n->draft_experts);
+        if (d.pitch != y.pitch || memcmp(d.plane, y.plane, sizeof d.plane) != 0)
+            return aff__fail(err, AFF_E_UNSUPPORTED, "the draft's experts are laid out otherwise than the model's: expected %llu bytes each, got %llu",
+                             (unsigned long long)y.pitch, (unsigned long long)d.pitch);
+    }
+    AFF_TRY(r->b->slab(r->b, &use, card, &t, err));
+    r->experts = r->draft_experts = t;
+    r->experts.layers = n->layers;
+    r->draft_experts.layers = stages;
+    r->draft_experts.base += (int64_t)n->layers * E;
+    return AFF_OK;
 }

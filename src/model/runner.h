@@ -69,8 +69,12 @@ typedef enum aff_reach {
 enum { AFF_LOGIT_ROWS = 16, AFF__TRACED_ROW = 1024 };
 /* The bytes of an array of the backend's memory in the host's, valid until the next call; NULL if they cannot be had. */
 const void *aff__host_view(aff_runner *r, const void *data, uint64_t bytes);
-/* place.c: r->placed and the expert tables. */
+/* place.c: r->placed; all experts, and their tables. */
 aff_status aff__place(aff_runner *r, aff_error *err);
+aff_status aff__place_experts(aff_runner *r, aff_error *err);
+/* Room on the device for as many experts as fit (backend.h, slab; the sizes and shapes in `o` are filled in here). The card's side is for the owner
+ * of the tiers, the trunk's layers and then the draft's stages. */
+aff_status aff__runner_slab(aff_runner *r, const aff_slab_options *o, struct aff_card *card, aff_error *err);
 void aff__trace(aff_runner *r, const char *what, int layer, const void *data, int rows, int width);
 /* r->x -> r->f: attention of one block for the rows of the pass (spec 7). */
 aff_status aff__attention(aff_runner *r, const aff_block *b, int layer, aff_reach reach, aff_error *err);

@@ -137,8 +137,10 @@ static void sample_matrix(XXH3_state_t *h, const aff_expert_mat *m, uint64_t byt
     XXH3_64bits_update(h, m->codes, (size_t)(bytes < 4096 ? bytes : 4096));
 }
 
-static aff_status fingerprint(const aff_net *net, XXH3_state_t *h, aff_error *err)
+/* slot: room for a row-major expert, else NULL. */
+static void fingerprint(const aff_net *net, XXH3_state_t *h, uint8_t *slot)
 {
+    const aff_slot_layout y = aff__experts_layout(net->experts);
     const aff_config *c = &net->cfg;
     const aff_expert_shape shape = aff__experts_shape(net->experts);
     const int32_t head[] = {c->vocab, c->hidden, net->layers, c->experts, c->inter, c->picks, (int32_t)shape.dtype};
@@ -150,16 +152,14 @@ static aff_status fingerprint(const aff_net *net, XXH3_state_t *h, aff_error *er
         XXH3_64bits_update(h, net->layer[l].attn_norm, (size_t)c->hidden * sizeof(float));
         XXH3_64bits_update(h, net->layer[l].ffn_norm, (size_t)c->hidden * sizeof(float));
         for (int k = 0; k < 2; k++) {
-            aff_expert e;
             const int id = k ? c->experts - 1 : 0;
-            AFF_TRY(aff__experts_get(net->experts, l, id, &e, err));
+            if (slot) aff__experts_copy(net->experts, l, id, slot);
+            const aff_expert e = slot ? aff__slot_expert(&y, slot) : aff__experts_at(net->experts, l, id);
             sample_matrix(h, &e.gate, bytes);
             sample_matrix(h, &e.up, bytes);
             sample_matrix(h, &e.down, bytes);
-            aff__experts_put(net->experts, l, id);
         }
     }
-    return AFF_OK;
 }
 
 aff_status aff__net_fingerprint(const aff_net *net, uint64_t *hash, aff_error *err)
@@ -167,7 +167,10 @@ aff_status aff__net_fingerprint(const aff_net *net, uint64_t *hash, aff_error *e
     XXH3_state_t *h = XXH3_createState();
     if (!h) return aff__fail(err, AFF_E_NOMEM, "fingerprint: cannot allocate its state");
     XXH3_64bits_reset(h);
-    const aff_status s = fingerprint(net, h, err);
+    uint8_t *slot = NULL;
+    const aff_status s = aff__experts_in_place(net->experts) ? AFF_OK : aff__calloc(&slot, 1, aff__experts_layout(net->experts).bytes, "fingerprint", err);
+    if (s == AFF_OK) fingerprint(net, h, slot);
+    free(slot);
     *hash = XXH3_64bits_digest(h);
     XXH3_freeState(h);
     return s;

@@ -1,4 +1,5 @@
 #include "model/synthetic.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/threads.h"
@@ -181,6 +182,7 @@ typedef struct {
     uint64_t key;
     const aff_clayer *l;
     uint8_t *records;
+    int64_t first; /* number of the first expert */
 } work;
 
 static void matrix(const aff_matdesc *m, uint64_t key, uint8_t *record)
@@ -200,9 +202,19 @@ static void one_expert(void *ctx, int64_t i, int thread)
 {
     const work *w = ctx;
     uint8_t *record = w->records + (uint64_t)i * w->l->stride;
+    i += w->first;
     matrix(&w->l->gate, w->key + 3 * (uint64_t)i * 0x9E3779B97F4A7C15u, record);
     matrix(&w->l->up, w->key + (3 * (uint64_t)i + 1) * 0x9E3779B97F4A7C15u, record);
     matrix(&w->l->down, w->key + (3 * (uint64_t)i + 2) * 0x9E3779B97F4A7C15u, record);
+}
+
+static void make_codebook(uint64_t seed, uint8_t codebook[AFF_CB_BYTES])
+{
+    uint64_t key = key_of(seed, "codebook");
+    for (int i = 0; i < AFF_CB_BYTES; i++) { /* any sign, exponent field 1 to 7, any mantissa */
+        const uint64_t r = aff__splitmix64(&key);
+        codebook[i] = (uint8_t)((r & 0x87) | (1 + (r >> 8) % 7) << 3);
+    }
 }
 
 aff_status aff__synthetic_experts(aff_experts **out, uint64_t seed, const char *prefix, int layers, const aff_config *c, aff_error *err)
@@ -210,19 +222,55 @@ aff_status aff__synthetic_experts(aff_experts **out, uint64_t seed, const char *
     aff_clayer l;
     aff_pool *pool;
     uint8_t codebook[AFF_CB_BYTES], *records = NULL;
-    uint64_t key = key_of(seed, "codebook");
     AFF_TRY(layout(c, &l, err));
-    for (int i = 0; i < AFF_CB_BYTES; i++) { /* any sign, exponent field 1 to 7, any mantissa */
-        const uint64_t r = aff__splitmix64(&key);
-        codebook[i] = (uint8_t)((r & 0x87) | (1 + (r >> 8) % 7) << 3);
-    }
+    make_codebook(seed, codebook);
     AFF_TRY(aff__pool_create(&pool, 0, err));
     const uint64_t n = (uint64_t)layers * (uint64_t)c->experts;
     aff_status s = aff__calloc(&records, n, l.stride, "synthetic experts", err);
     if (s == AFF_OK) {
-        aff__pool_run(pool, one_expert, &(work){key_of(seed, prefix), &l, records}, (int64_t)n);
+        aff__pool_run(pool, one_expert, &(work){key_of(seed, prefix), &l, records, 0}, (int64_t)n);
         s = aff__experts_from_records(out, &l, layers, c->hidden, c->inter, codebook, records, err);
     }
     aff__pool_free(pool);
     return s;
+}
+
+static aff_status write_layers_of_experts(aff_outfile *f, aff_pool *pool, const work *w, int layers, aff_error *err)
+{
+    const uint64_t bytes = (uint64_t)w->l->n_experts * w->l->stride;
+    for (int l = 0; l < layers; l++) {
+        work here = *w;
+        here.first = (int64_t)l * w->l->n_experts;
+        memset(here.records, 0, (size_t)bytes);
+        aff__pool_run(pool, one_expert, &here, w->l->n_experts);
+        AFF_TRY(aff__out_write(f, here.records, bytes, (uint64_t)l * bytes, err));
+    }
+    return AFF_OK;
+}
+
+aff_status aff__synthetic_experts_file(aff_experts **out, uint64_t seed, const char *prefix, int layers, const aff_config *c, const char *path,
+                                       aff_error *err)
+{
+    aff_clayer l;
+    aff_pool *pool;
+    aff_outfile f;
+    uint8_t codebook[AFF_CB_BYTES], *records = NULL;
+    AFF_TRY(layout(c, &l, err));
+    l.stride = aff__align_up(l.stride, 4096); /* as in a container */
+    make_codebook(seed, codebook);
+    AFF_TRY(aff__calloc(&records, (uint64_t)c->experts, l.stride, "synthetic experts", err));
+    aff_status s = aff__pool_create(&pool, 0, err);
+    if (s == AFF_OK) {
+        s = aff__out_open(&f, path, err);
+        if (s == AFF_OK) {
+            s = write_layers_of_experts(&f, pool, &(work){key_of(seed, prefix), &l, records, 0}, layers, err);
+            if (s == AFF_OK)
+                s = aff__out_commit(&f, err);
+            else
+                aff__out_abort(&f);
+        }
+        aff__pool_free(pool);
+    }
+    free(records);
+    return s == AFF_OK ? aff__experts_from_file(out, &l, layers, c->hidden, c->inter, codebook, path, err) : s;
 }

@@ -90,40 +90,36 @@ static void test_plan(void **state)
         for (int e = 0; e < E; e++) base[e] = (uint64_t[]){256 * (uint64_t)e | AFF_BASE_CARD | AFF_BASE_HOST, 256 * (uint64_t)e | AFF_BASE_HOST, 0}[draw(&seed, 3)];
         plan p = device_plan(picks, w, T, K, E, batch, base, log, &m);
         int at = 0, item = 0;
-        int *first = NEW(int, E + 1);
-        for (int e = 0; e < E; e++) { /* entries: experts ascending */
-            first[e] = at;
-            for (int t = 0; t < T; t++)
-                for (int k = 0; k < K; k++) {
-                    if (picks[t * K + k] != e) continue;
-                    int rank = 0;
-                    for (int j = 0; j < K; j++) rank += picks[t * K + j] < e;
-                    assert_int_equal(p.row[at], t);
-                    assert_int_equal(p.rank[at], rank);
-                    assert_true(p.weight[at] == w[t * K + k]);
-                    at++;
-                }
-            if (T > AFF_K_FEW) assert_int_equal(log[e], at - first[e]);
-        }
-        first[E] = at;
-        if (T <= AFF_K_FEW) same_bytes("log", log, picks, 4 * (int64_t)T * K);
-        for (int c = 0; c < AFF_K_CLASSES; c++) /* items: classes ascending, experts ascending in each */
+        for (int c = 0; c < AFF_K_CLASSES; c++) /* classes ascending, experts ascending in each, and their rows */
             for (int e = 0; e < E; e++) {
+                const int first = at;
                 if ((base[e] & AFF_BASE_CARD ? AFF_K_CARD : base[e] ? AFF_K_HOST : AFF_K_DISK) != c) continue;
-                for (int f = first[e]; f < first[e + 1]; f += batch, item++, where[c]++) {
+                for (int t = 0; t < T; t++)
+                    for (int k = 0; k < K; k++) {
+                        if (picks[t * K + k] != e) continue;
+                        int rank = 0;
+                        for (int j = 0; j < K; j++) rank += picks[t * K + j] < e;
+                        assert_int_equal(p.row[at], t);
+                        assert_int_equal(p.rank[at], rank);
+                        assert_true(p.weight[at] == w[t * K + k]);
+                        at++;
+                    }
+                if (T > AFF_K_FEW) assert_int_equal(log[e], at - first);
+                for (int f = first; f < at; f += batch, item++, where[c]++) {
                     assert_int_equal(p.item[item].expert, e);
                     assert_int_equal(p.item[item].where, c);
                     assert_true(c == AFF_K_DISK || p.item[item].base == 256 * (uint64_t)e);
                     assert_int_equal(p.item[item].first, f);
-                    assert_int_equal(p.item[item].count, first[e + 1] - f < batch ? first[e + 1] - f : batch);
+                    assert_int_equal(p.item[item].count, at - f < batch ? at - f : batch);
                 }
             }
+        if (T <= AFF_K_FEW) same_bytes("log", log, picks, 4 * (int64_t)T * K);
         assert_int_equal(p.n[AFF_K_ITEMS], item);
         assert_int_equal(p.n[AFF_K_BAD], 0);
         assert_int_equal(p.n[AFF_K_ON_CARD], where[AFF_K_CARD]);
         assert_int_equal(p.n[AFF_K_ON_DISK], where[AFF_K_DISK]);
         assert_true(item <= p.max);
-        free_plan(&p), free(picks), free(w), free(base), free(log), free(first);
+        free_plan(&p), free(picks), free(w), free(base), free(log);
     }
     int32_t bad[4] = {1, 7, -3, 0};
     float w[4] = {0};
@@ -131,6 +127,54 @@ static void test_plan(void **state)
     plan p = device_plan(bad, w, 2, 2, 4, 8, NULL, NULL, &m);
     assert_int_equal(p.n[1], 2);
     free_plan(&p);
+}
+
+/* Experts on disk ask for themselves: tickets one after another over plans, staging slots by ticket; with a group, everything that is not on the
+ * card has a slot of it in turn, and nothing is asked. */
+static void test_requests(void **state)
+{
+    (void)state;
+    enum { T = 4, K = 3, E = 40, SLOTS = 17, PITCH = 512 };
+    uint64_t base[E], entry[SLOTS] = {0};
+    uint32_t last = 5, head = 5;
+    int32_t picks[T * K];
+    float w[T * K] = {0};
+    for (int round = 0; round < 6; round++) {
+        for (int e = 0; e < E; e++) base[e] = (uint64_t[]){256 * (uint64_t)(e + 1) | AFF_BASE_CARD, 256 * (uint64_t)(e + 1) | AFF_BASE_HOST, 0, 0}[draw(&seed, 4)];
+        base[E - 1] = 0;
+        distinct_picks(picks, T, K, E);
+        if (round & 1) picks[0] = E - 1, picks[1] = 0, picks[2] = 1; /* the last expert counts too */
+        for (int group = 0; group < 2; group++) {
+            aff_k_moe m;
+            plan p = {NEW(int32_t, AFF_K_PLAN_COUNTS), NEW(int32_t, T * K), NEW(int32_t, T * K), NEW(float, T * K), NEW(aff_k_item, T * K), T * K};
+            m = (aff_k_moe){p.n, p.item, p.row, p.rank, p.weight};
+            const uint32_t before = last;
+            aff_k_plan a = {.picks = picks, .weights = w, .base = base, .plan = m, .T = T, .K = K, .experts = E, .batch = 1 << 20};
+            a.ring = (aff_k_ring){&last, entry, &head, 1 << 20, PITCH, SLOTS, 3};
+            if (group) a.group = 1 << 24, a.group_slots = 4;
+            launch("plan", 1, 64, aff__k_plan_smem(E), &a);
+            uint32_t asked = 0, away = 0;
+            for (int i = 0; i < p.n[AFF_K_ITEMS]; i++) {
+                const aff_k_item *x = &p.item[i];
+                if (x->where == AFF_K_CARD) {
+                    assert_true(x->base == (base[x->expert] & ~255ull));
+                } else if (group) {
+                    assert_true(x->base == (1 << 24) + away++ % 4 * PITCH);
+                } else if (x->where == AFF_K_HOST) {
+                    assert_true(x->base == (base[x->expert] & ~255ull));
+                } else {
+                    const uint32_t ticket = before + ++asked;
+                    assert_int_equal(x->ticket, ticket);
+                    assert_true(x->base == (1 << 20) + ticket % SLOTS * PITCH);
+                    assert_true(entry[ticket % SLOTS] == ((uint64_t)ticket << 32 | (uint32_t)(3 * E + x->expert)));
+                }
+                assert_true(x->ticket == 0 || (x->where == AFF_K_DISK && !group));
+            }
+            assert_int_equal(last, before + asked);
+            assert_int_equal(head, last);
+            free_plan(&p);
+        }
+    }
 }
 
 static int16_t table[2][1024][4];
@@ -259,6 +303,6 @@ static void test_swiglu(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_route), cmocka_unit_test(test_plan), cmocka_unit_test(test_experts), cmocka_unit_test(test_swiglu)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_route), cmocka_unit_test(test_plan), cmocka_unit_test(test_requests), cmocka_unit_test(test_experts), cmocka_unit_test(test_swiglu)};
     return cmocka_run_group_tests(tests, cpu_up, cpu_down);
 }

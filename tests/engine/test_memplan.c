@@ -233,9 +233,8 @@ static void test_equals_allocation(void **state)
     equal_plan(NULL, &tiny, AFF_FAST, 2, 1000);
 }
 
-/* A row-major container under a bound that holds a layer and a bit: the same logits, and no more copies than planned.
- */
-static void test_copies_of_experts(void **state)
+/* A row-major container whose experts all have a slot, and one with as few slots as go: the same logits, from as many slots as planned. */
+static void test_slots_of_experts(void **state)
 {
     char dir[256], path[256];
     aff_net *net;
@@ -254,18 +253,25 @@ static void test_copies_of_experts(void **state)
         assert_true(z.experts_copied && z.experts_in_file);
         const aff_engine_options o = {.threads = 1, .slots = 1, .context = 300};
         const aff_memplan p = plan_of(net, &o, UINT64_C(1) << 40, round ? 0 : -1);
-        /* At least a layer's experts, at most all. */
-        assert_int_equal(p.copies,
-                         z.expert * (round ? (uint64_t)aff__net_config(net)->experts : (uint64_t)z.experts[0]));
-        assert_int_equal(line(&p, "copies of experts"), p.copies);
-        aff__net_limit_copies(net, p.copies);
+        assert_int_equal(z.slot, z.expert);
+        assert_int_equal(p.expert_split.pool, round ? 0 : z.experts[0]);
+        assert_int_equal(p.expert_split.staging, round ? 2 * aff__net_config(net)->picks : (z.experts[0] + AFF_MOST_STAGING) / 8);
+        assert_int_equal(line(&p, "experts: pool"), (uint64_t)p.expert_split.pool * z.slot);
+        assert_int_equal(line(&p, "experts: staging"), (uint64_t)p.expert_split.staging * z.slot);
+        assert_int_equal(p.total[AFF_PLACE_DISK], (uint64_t)z.experts[0] * z.expert);
+        aff_tier_options t = {.slots = p.expert_slots, .staging = p.expert_staging};
+        aff__placement_options_init(&t.placement);
+        must(aff__net_use_tiers(net, &t, &err));
+        assert_int_equal(aff__slots_bytes(aff__tiers_pool(net->tiers)), line(&p, "experts: "));
         must(aff__runner_create(&r, net, 1, &err));
         must(aff__seq_create(&s, net, 300, &err));
         must(aff__forward(
             r, &(aff_batch){.n = 300, .id = ids, .seq = s, .want_from = 299, .logits = round ? got : want}, &err));
-        const aff_expert_copies c = aff__experts_copies(net->experts);
-        assert_true((uint64_t)c.most * c.each <= p.copies);
-        assert_true(round ? c.evicted > 0 : c.evicted == 0);
+        const aff_tier_counters c = aff__tiers_counters(net->tiers);
+        if (!round) assert_int_equal(c.staged, c.promotions[1]); /* each was read once, and stayed */
+        if (round) assert_true(c.staged > p.expert_split.staging && !c.promotions[1]);
+        assert_int_equal(c.disk_bytes, (uint64_t)c.staged * z.expert);
+        must(aff__tiers_check(net->tiers, &err));
         aff__seq_free(s);
         aff__runner_free(r);
         aff__net_close(net);
@@ -382,7 +388,7 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_machines),
                                        cmocka_unit_test(test_descriptions),
                                        cmocka_unit_test(test_equals_allocation),
-                                       cmocka_unit_test(test_copies_of_experts),
+                                       cmocka_unit_test(test_slots_of_experts),
                                        cmocka_unit_test(test_advice),
                                        cmocka_unit_test(test_output)};
     return cmocka_run_group_tests(tests, setup, teardown);

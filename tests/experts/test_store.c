@@ -18,6 +18,22 @@ static void must(aff_status s)
 enum { LAYERS = 8, EXPERTS = 16, HIDDEN = 256, INTER = 128 };
 static aff_ckpt *ckpt;
 
+/* The one part of a plan whose experts lie in the checkpoint's files. */
+static aff_status in_place(void *ctx, const aff_moe_plan *m, aff_error *e)
+{
+    char name[64];
+    ++*(int *)ctx;
+    assert_int_equal(m->n_tiles, 5);
+    assert_int_equal(m->n_entries, 9);
+    for (int i = 0; i < m->n_tiles; i++) {
+        snprintf(name, sizeof name, "layers.7.ffn.experts.%d.w2.weight", m->tile[i].id);
+        assert_ptr_equal(m->tile[i].expert.down.codes, aff__ckpt_find(ckpt, name)->data);
+        snprintf(name, sizeof name, "layers.7.ffn.experts.%d.w1.scale", m->tile[i].id);
+        assert_ptr_equal(m->tile[i].expert.gate.fields, aff__ckpt_find(ckpt, name)->data);
+    }
+    return AFF_OK;
+}
+
 static void test_plan(void **state)
 {
     /* Three rows, picks in order of choice. */
@@ -30,9 +46,13 @@ static void test_plan(void **state)
     aff_plan *p;
     const aff_moe_plan *m;
     must(aff__experts_from_checkpoint(&s, ckpt, "layers.", LAYERS, EXPERTS, HIDDEN, INTER, &err));
+    aff_tiers *tiers;
+    aff_tier_options mapped = {.mapped = true};
+    aff__placement_options_init(&mapped.placement);
+    must(aff__tiers_create(&tiers, s, NULL, &mapped, &err));
     must(aff__plan_create(&p, 3, 3, EXPERTS, &err));
     for (int again = 0; again < 2; again++) {
-        must(aff__plan_build(p, s, 7, picks, weights, 3, 3, &m, &err));
+        must(aff__plan_build(p, 7, picks, weights, 3, 3, &m, &err));
         assert_int_equal(m->n_tiles, 5);
         assert_int_equal(m->n_entries, 9);
         int at = 0;
@@ -41,27 +61,24 @@ static void test_plan(void **state)
             assert_int_equal(m->tile[i].first, at);
             assert_int_equal(m->tile[i].count, want_count[i]);
             at += want_count[i];
-            char name[64];
-            snprintf(name, sizeof name, "layers.7.ffn.experts.%d.w2.weight", want_id[i]);
-            assert_ptr_equal(m->tile[i].expert.down.codes, aff__ckpt_find(ckpt, name)->data);
-            snprintf(name, sizeof name, "layers.7.ffn.experts.%d.w1.scale", want_id[i]);
-            assert_ptr_equal(m->tile[i].expert.gate.fields, aff__ckpt_find(ckpt, name)->data);
         }
         assert_memory_equal(m->row, want_row, sizeof want_row);
         assert_memory_equal(m->rank, want_rank, sizeof want_rank);
         assert_memory_equal(m->weight, want_weight, sizeof want_weight);
-        aff__plan_done(p);
+        int parts = 0;
+        must(aff__plan_each(p, tiers, 7, in_place, &parts, &err));
+        assert_int_equal(parts, 1);
     }
     static const int32_t twice[] = {1, 2, 1}, high[] = {0, 1, 16}, low[] = {0, -1, 2};
-    assert_int_equal(aff__plan_build(p, s, 0, twice, weights, 1, 3, &m, &err), AFF_E_FORMAT);
-    assert_int_equal(aff__plan_build(p, s, 0, high, weights, 1, 3, &m, &err), AFF_E_FORMAT);
+    assert_int_equal(aff__plan_build(p, 0, twice, weights, 1, 3, &m, &err), AFF_E_FORMAT);
+    assert_int_equal(aff__plan_build(p, 0, high, weights, 1, 3, &m, &err), AFF_E_FORMAT);
     assert_non_null(strstr(err.msg, "16"));
-    assert_int_equal(aff__plan_build(p, s, 0, low, weights, 1, 3, &m, &err), AFF_E_FORMAT);
-    assert_int_equal(aff__plan_build(p, s, 0, picks, weights, 5, 3, &m, &err), AFF_E_INVALID);
-    must(aff__plan_build(p, s, 0, picks, weights, 3, 3, &m, &err)); /* still works */
-    aff__plan_done(p);
+    assert_int_equal(aff__plan_build(p, 0, low, weights, 1, 3, &m, &err), AFF_E_FORMAT);
+    assert_int_equal(aff__plan_build(p, 0, picks, weights, 5, 3, &m, &err), AFF_E_INVALID);
+    must(aff__plan_build(p, 0, picks, weights, 3, 3, &m, &err)); /* still works */
     aff__plan_free(p);
     aff__plan_free(NULL);
+    aff__tiers_free(tiers);
     aff__experts_free(s);
 }
 
@@ -85,24 +102,26 @@ static void test_layouts(void **state)
     assert_int_equal(aff__experts_shape(x).dtype, AFF_Q2P875G);
     assert_int_equal(aff__experts_shape(y).dtype, AFF_Q2P875G);
     aff_expert e, f;
+    const aff_slot_layout layout = aff__experts_layout(x), other = aff__experts_layout(y);
+    assert_memory_equal(layout.plane, other.plane, sizeof layout.plane);
+    assert_int_equal(layout.pitch % 4096, 0);
+    assert_true(layout.bytes <= layout.pitch && !aff__experts_in_place(x) && aff__experts_in_place(y));
+    uint8_t *slot = malloc(layout.pitch), *same = malloc(layout.pitch);
     for (int i = LAYERS * EXPERTS - 1; i >= 0; i -= 5) {
-        must(aff__experts_get(x, i / EXPERTS, i % EXPERTS, &e, &err));
-        must(aff__experts_get(y, i / EXPERTS, i % EXPERTS, &f, &err));
+        aff__experts_copy(x, i / EXPERTS, i % EXPERTS, slot);
+        aff__experts_copy(y, i / EXPERTS, i % EXPERTS, same);
+        e = aff__slot_expert(&layout, slot);
+        f = aff__experts_at(y, i / EXPERTS, i % EXPERTS);
         assert_memory_equal(e.gate.codes, f.gate.codes, HIDDEN / 64 * INTER * 20);
         assert_memory_equal(e.up.fields, f.up.fields, HIDDEN / 64 * INTER * 3);
         assert_memory_equal(e.down.codes, f.down.codes, INTER / 64 * HIDDEN * 20);
         assert_memory_equal(e.down.rscale, f.down.rscale, HIDDEN * 2);
-        aff_expert again;
-        must(aff__experts_get(x, i / EXPERTS, i % EXPERTS, &again, &err));
-        assert_memory_equal(&again, &e, sizeof e); /* addresses stay */
+        f = aff__slot_expert(&other, same);
+        assert_memory_equal(e.up.codes, f.up.codes, HIDDEN / 64 * INTER * 20);
+        assert_memory_equal(e.down.fields, f.down.fields, INTER / 64 * HIDDEN * 3);
     }
-    aff__experts_free(x);
-    /* Without memory for the copy: an error, and fine afterwards. */
-    must(aff__experts_from_container(&x, a, LAYERS, EXPERTS, HIDDEN, INTER, codebook, &err));
-    aff__alloc_fail_after(1);
-    assert_int_equal(aff__experts_get(x, 3, 3, &e, &err), AFF_E_NOMEM);
-    must(aff__experts_get(x, 3, 3, &e, &err));
-    assert_non_null(e.gate.codes);
+    free(slot);
+    free(same);
     aff__experts_free(x);
     aff__experts_free(y);
     assert_int_equal(aff__experts_from_container(&x, a, LAYERS, EXPERTS, HIDDEN, INTER, NULL, &err), AFF_E_FORMAT);
@@ -122,8 +141,8 @@ static void test_layouts(void **state)
     must(aff__experts_from_checkpoint(&y, ckpt, "layers.", LAYERS, EXPERTS, HIDDEN, INTER, &err));
     assert_int_equal(aff__experts_shape(x).dtype, AFF_MXFP4);
     for (int i = 0; i < LAYERS * EXPERTS; i += 7) {
-        must(aff__experts_get(x, i / EXPERTS, i % EXPERTS, &e, &err));
-        must(aff__experts_get(y, i / EXPERTS, i % EXPERTS, &f, &err));
+        e = aff__experts_at(x, i / EXPERTS, i % EXPERTS);
+        f = aff__experts_at(y, i / EXPERTS, i % EXPERTS);
         assert_memory_equal(e.up.codes, f.up.codes, INTER * HIDDEN / 2);
         assert_memory_equal(e.up.fields, f.up.fields, INTER * HIDDEN / 32);
         assert_memory_equal(e.down.codes, f.down.codes, HIDDEN * INTER / 2);
@@ -131,75 +150,6 @@ static void test_layouts(void **state)
     aff__experts_free(x);
     aff__experts_free(y);
     aff__experts_free(NULL);
-    aff__container_close(a);
-}
-
-/* Copies of a row-major file within a bound: the least recently used goes, what is held stays, bytes are right after coming back. */
-static void test_copies(void **state)
-{
-    char dir[64], path[64];
-    aff_container *a;
-    aff_experts *x;
-    aff_expert first, e;
-    enum { SIZE = HIDDEN / 64 * INTER * 20 };
-    static uint8_t want[EXPERTS][SIZE];
-    snprintf(dir, sizeof dir, "%s/toy", root);
-    snprintf(path, sizeof path, "%s/copies.aff", root);
-    test_write_container(dir, path, AFF_Q2P875Q4, 11, 1);
-    must(aff__container_open(&a, path, &err));
-    const aff_ctensor *t = aff__container_find(a, "__codebook");
-    must(aff__experts_from_container(&x, a, LAYERS, EXPERTS, HIDDEN, INTER, t->blob + t->m.data_off, &err));
-    const uint64_t each = aff__experts_copies(x).each;
-    assert_int_equal(each, aff__container_layer(a, 0)->stride);
-    for (int i = 0; i < EXPERTS; i++) {
-        must(aff__experts_get(x, 1, i, &e, &err));
-        memcpy(want[i], e.gate.codes, SIZE);
-        aff__experts_put(x, 1, i);
-    }
-    assert_int_equal(aff__experts_copies(x).held, EXPERTS); /* no bound so far */
-    aff__experts_limit(x, 3 * each + each / 2);
-    assert_int_equal(aff__experts_copies(x).held, 3); /* the last three used */
-    const int64_t made = aff__experts_copies(x).made;
-    for (int i = EXPERTS - 3; i < EXPERTS; i++) {
-        must(aff__experts_get(x, 1, i, &e, &err));
-        aff__experts_put(x, 1, i);
-    }
-    assert_int_equal(aff__experts_copies(x).made, made);
-    /* One held through it all keeps its address and bytes; all others come and go. */
-    must(aff__experts_get(x, 1, 4, &first, &err));
-    for (int round = 0; round < 3; round++)
-        for (int i = 0; i < EXPERTS; i++) {
-            must(aff__experts_get(x, 1, i, &e, &err));
-            assert_memory_equal(e.gate.codes, want[i], SIZE);
-            if (i == 4) assert_ptr_equal(e.gate.codes, first.gate.codes);
-            aff__experts_put(x, 1, i);
-            assert_true(aff__experts_copies(x).held <= 3);
-        }
-    assert_memory_equal(first.gate.codes, want[4], SIZE);
-    aff__experts_put(x, 1, 4);
-    /* More held at a time than the bound: kept, and given back down to it afterwards. */
-    for (int i = 0; i < EXPERTS; i++) must(aff__experts_get(x, 2, i, &e, &err));
-    assert_int_equal(aff__experts_copies(x).held, EXPERTS);
-    assert_int_equal(aff__experts_copies(x).most, EXPERTS);
-    for (int i = 0; i < EXPERTS; i++) aff__experts_put(x, 2, i);
-    assert_int_equal(aff__experts_copies(x).held, 3);
-    /* A plan that fails half way gives back what it had. */
-    aff_plan *p;
-    const aff_moe_plan *m;
-    static const int32_t picks[] = {0, 1, 2, 3, 4, 5, 6, 7};
-    static const float weights[8];
-    must(aff__plan_create(&p, 1, 8, EXPERTS, &err));
-    aff__experts_limit(x, 0);
-    aff__alloc_fail_after(5);
-    assert_int_equal(aff__plan_build(p, x, 3, picks, weights, 1, 8, &m, &err), AFF_E_NOMEM);
-    aff__alloc_fail_after(0);
-    assert_int_equal(aff__experts_copies(x).held, 0);
-    must(aff__plan_build(p, x, 3, picks, weights, 1, 8, &m, &err));
-    assert_int_equal(aff__experts_copies(x).held, 8);
-    aff__plan_done(p);
-    assert_int_equal(aff__experts_copies(x).held, 0);
-    aff__plan_free(p);
-    aff__experts_free(x);
     aff__container_close(a);
 }
 
@@ -235,7 +185,6 @@ static int remove_root(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_plan), cmocka_unit_test(test_layouts),
-                                       cmocka_unit_test(test_copies),
-                                       cmocka_unit_test(test_checkpoint_errors)};
+                                                                      cmocka_unit_test(test_checkpoint_errors)};
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

@@ -101,12 +101,10 @@ static void test_passes(void **state)
     must(aff__draft_block(r, s, 5, draft, conf, NULL, NULL, NULL, &err));
     for (int i = 0; i < 5; i++) assert_true(draft[i] >= 0 && draft[i] < V && isfinite(conf[i]));
     aff_expert a, b;
-    must(aff__experts_get(n->experts, 2, 3, &a, &err));
-    must(aff__experts_get(n->experts, 2, 4, &b, &err));
+    a = aff__experts_at(n->experts, 2, 3);
+    b = aff__experts_at(n->experts, 2, 4);
     assert_memory_not_equal(a.gate.codes, b.gate.codes, 64);
     assert_memory_not_equal(a.gate.codes, a.up.codes, 64);
-    aff__experts_put(n->experts, 2, 3);
-    aff__experts_put(n->experts, 2, 4);
     aff__seq_free(s);
     aff__runner_free(r);
     aff__net_close(n);

@@ -25,7 +25,10 @@ void aff__gpu_launch(aff_gpu *g, aff_kernel k, int64_t grid, unsigned block, uin
 
 static void drop_records(aff_gpu *g)
 {
-    for (int i = 0; i < g->n_records; i++) aff__rt_graph_free(g->rt, g->record[i].graph);
+    for (int i = 0; i < g->n_records; i++) {
+        aff__rt_graph_free(g->rt, g->record[i].graph);
+        free(g->record[i].moe);
+    }
     g->n_records = 0;
 }
 
@@ -64,6 +67,12 @@ static aff_status begin(aff_backend *b, const aff_rowset *rs, aff_error *err)
     const aff_memory *m = b->mem;
     if (rs->n > AFF_G_ROWS)
         return aff__fail(err, AFF_E_INVALID, "pass of %d rows: at most %d", rs->n, AFF_G_ROWS);
+    g->owner = pthread_self();
+    if (g->status != AFF_OK) { /* the pass before failed and was left: nobody wants its results */
+        AFF_TRY(aff__rt_sync(g->rt, g->s, err));
+        g->status = AFF_OK;
+        g->staged = 0;
+    }
     g->n = rs->n;
     g->n_forms = 0;
     g->q_of = NULL;
@@ -76,6 +85,7 @@ static aff_status begin(aff_backend *b, const aff_rowset *rs, aff_error *err)
     }
     if (rs->n <= AFF_K_FEW) g->max_pos = bucket(g->max_pos);
     const uint64_t n = (uint64_t)rs->n;
+    AFF_TRY(aff__gpu_stage_begin(g, err));
     AFF_TRY(m->write(m, g->pos, rs->pos, n * sizeof *g->pos, err));
     AFF_TRY(m->write(m, g->first, rs->first, n * sizeof *g->first, err));
     return m->write(m, g->table, rs->table, n * sizeof *g->table, err);
@@ -93,6 +103,7 @@ static aff_gpu_record *find_record(aff_gpu *g, uint64_t key)
         return &g->record[g->n_records++];
     }
     aff__rt_graph_free(g->rt, oldest->graph);
+    free(oldest->moe);
     *oldest = (aff_gpu_record){0};
     return oldest;
 }
@@ -109,8 +120,10 @@ static aff_status record(aff_gpu *g, aff_gpu_record *r, aff_status (*ops)(void *
         if (err) *err = g->err;
     }
     const aff_status end = aff__rt_capture_end(g->rt, g->s, &r->graph, s == AFF_OK ? err : NULL);
+    if (s == AFF_OK && end == AFF_OK) s = aff__calloc(&r->moe, (uint64_t)g->moes, sizeof *r->moe, "record of a pass", err);
     if (s == AFF_OK && end == AFF_OK) {
         r->moes = g->moes;
+        memcpy(r->moe, g->moe, (size_t)g->moes * sizeof *r->moe);
         return AFF_OK;
     }
     if (end == AFF_OK) aff__rt_graph_free(g->rt, r->graph);
@@ -133,6 +146,7 @@ static aff_status repeat(aff_backend *b, uint64_t key, aff_status (*ops)(void *c
     if (!r->graph) AFF_TRY(record(g, r, ops, ctx, err));
     g->moes = r->moes;
     g->repeated++;
+    memcpy(g->moe, r->moe, (size_t)r->moes * sizeof *r->moe);
     g->n_forms = 0; /* what the record leaves is not known here */
     g->q_of = NULL;
     return aff__rt_graph_launch(g->rt, r->graph, g->s, err);
@@ -148,11 +162,15 @@ static aff_status finish(aff_backend *b, aff_error *err)
         s = aff__rt_copy(g->rt, g->s, g->host_counts, g->counts, (uint64_t)g->moes * AFF_K_PLAN_COUNTS * sizeof *g->counts, err);
     if (s == AFF_OK) s = aff__rt_sync(g->rt, g->s, err);
     g->staged = 0;
+    const aff_status read = aff__gpu_stage_end(g, s == AFF_OK ? err : NULL);
+    if (s == AFF_OK) s = read;
     for (int i = 0; s == AFF_OK && i < g->moes; i++)
         if (g->host_counts[AFF_K_PLAN_COUNTS * i + AFF_K_BAD])
             s = aff__fail(err, AFF_E_FORMAT,
                           "mixture of experts %d of the pass: %d picks name no expert (NaN in the weights?)", i,
                           (int)g->host_counts[AFF_K_PLAN_COUNTS * i + AFF_K_BAD]);
+    if (s == AFF_OK) aff__gpu_slab_finish(g);
+    g->used_moes = s == AFF_OK ? g->moes : 0;
     g->moes = 0;
     return s;
 }
@@ -187,6 +205,7 @@ static void destroy(aff_backend *b)
     aff_gpu *g = aff__gpu_of(b);
     if (g->s) aff__rt_sync(g->rt, g->s, NULL);
     if (g->rt) {
+        aff__gpu_slab_free(g);
         drop_records(g);
         for (int i = 0; i < AFF_G_SCRATCHES; i++) aff__rt_free(g->rt, g->scratch[i].p);
         aff__gpu_memory_free(g);
@@ -238,6 +257,7 @@ aff_status aff__gpu_backend(aff_backend **out, const aff_device_spec *spec, aff_
     aff__gpu_ops(&g->base);
     aff__gpu_attention_ops(&g->base);
     aff__gpu_moe_ops(&g->base);
+    aff__gpu_slab_ops(&g->base);
     const aff_status s = open_parts(g, spec, err);
     if (s != AFF_OK) {
         destroy(&g->base);

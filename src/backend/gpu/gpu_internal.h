@@ -2,7 +2,10 @@
 #ifndef AFF_BACKEND_GPU_GPU_INTERNAL_H
 #define AFF_BACKEND_GPU_GPU_INTERNAL_H
 #include "backend/gpu/gpu.h"
-#include "state/seq.h" /* AFF_MAX_ROLLBACK */
+#include "experts/loader.h"
+#include "experts/tiers.h"
+#include "state/seq.h" /* AFF_MAX_CHUNK, AFF_MAX_ROLLBACK */
+#include <pthread.h>
 
 /* Memory of the backend that grows to what is asked of it and is never read across ops of different layers. */
 typedef enum aff_gpu_scratch {
@@ -28,12 +31,64 @@ typedef struct aff_gpu_region {
 typedef struct aff_gpu_record {
     uint64_t key, used; /* used: by the pass of that number */
     aff_graph *graph;   /* NULL: seen once */
-    int moes;           /* plans in it */
+    int moes;           /* plans in it, and their */
+    struct aff_gpu_moe *moe;
 } aff_gpu_record;
 
 enum { AFF_G_RECORDS = 64 };
 
 enum { AFF_G_ROWS = 8192 /* of a pass */, AFF_G_FORMS = 32, AFF_G_STAGE = 1 << 20, AFF_G_COUNTS = 160, AFF_G_BEST = 32 };
+
+/* A plan of the pass: which layer's (of the slab's table), for how many rows and picks. */
+typedef struct aff_gpu_moe {
+    int layer, T, K;
+} aff_gpu_moe;
+
+/* gpu_slab.c: slots of experts in the device's memory, from 0 on as many as there are chunks committed for, and the table. */
+typedef struct aff_gpu_slab {
+    aff_slab_options o;
+    char *range; /* reserved for one slot an expert and the spare ones */
+    uint64_t range_bytes, chunk, committed, keep; /* keep: of the device's memory stay free */
+    int64_t slots;
+    uint64_t *table, *mirror; /* [layers][experts] device, host */
+    int *elsewhere;           /* [layers] experts that are not on the card */
+    aff_stream *moves;        /* the mover's copies */
+    bool attached, pinned;    /* the pool is known; kernels can read it */
+    aff_slab_host host;
+    bool hosted;
+    int32_t *log; /* pinned [AFF_G_COUNTS][log_row] */
+    int log_row;
+    aff_tier_counters count; /* since aff__gpu_slab_counts last */
+} aff_gpu_slab;
+
+/* gpu_stage.c: the host's end of the ring of requests for experts on disk (args.h, aff_k_ring). */
+typedef struct aff_gpu_stage {
+    uint8_t *slots_at, *own; /* staging slots; allocated here, or NULL */
+    uint32_t slots;
+    uint64_t *entry;              /* pinned, all three */
+    uint32_t *ready, *head;
+    uint32_t *last;               /* device */
+    aff_load *load;               /* [slots] */
+    uint32_t *ticket;             /* [slots] of the load */
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    bool running, stop, pass; /* under the lock; pass: one is in flight, so the ring is polled */
+    int open;                 /* loads under way */
+    uint32_t seen;            /* the thread's: tickets up to this one were begun */
+    aff_status status;        /* under the lock: the first load that failed since the last pass */
+    aff_error err;
+    int64_t staged;
+} aff_gpu_stage;
+
+/* gpu_stream.c: slots on the card through which experts pass for the many rows of a prompt, in two groups. */
+typedef struct aff_gpu_groups {
+    char *at;
+    int each;          /* slots of a group */
+    aff_stream *copies;
+    aff_event *planned, *copied[2], *used[2];
+    bool busy[2]; /* used[] was recorded */
+} aff_gpu_groups;
 
 typedef struct aff_gpu {
     aff_backend base;
@@ -61,6 +116,12 @@ typedef struct aff_gpu {
     int32_t *counts;      /* [AFF_G_COUNTS][AFF_K_PLAN_COUNTS] device */
     int32_t *host_counts; /* pinned */
     int moes;             /* plans made in the pass */
+    aff_gpu_moe moe[AFF_G_COUNTS];
+    int used_moes;        /* of the pass before, for `used` */
+    pthread_t owner;      /* the thread that runs passes */
+    aff_gpu_slab *slab;   /* NULL: experts are where `place` put them, all of them */
+    aff_gpu_stage *stages;
+    aff_gpu_groups groups;
     aff_gpu_record record[AFF_G_RECORDS];
     int n_records;
     uint64_t passes, repeated;
@@ -99,6 +160,31 @@ const uint16_t *aff__gpu_form(aff_gpu *g, const float *x, int T, int n);
 aff_status aff__gpu_memory_init(aff_gpu *g, aff_error *err);
 void aff__gpu_memory_free(aff_gpu *g);
 aff_status aff__gpu_place(aff_backend *b, const void **p, uint64_t bytes, const char *what, aff_error *err);
+
+/* gpu_slab.c */
+void aff__gpu_slab_ops(aff_backend *b);
+void aff__gpu_slab_free(aff_gpu *g);
+/* Before an allocation between passes: the slab gives back what is missing, if it can (docs/placement.md). What stays free for the system is not used
+ * up while the slab has something left. */
+void aff__gpu_make_room(aff_gpu *g, uint64_t bytes);
+/* Row of the slab's table that a layer of `e` is, -1 without a slab. */
+int aff__gpu_slab_layer(const aff_gpu *g, const aff_expert_table *e, int layer);
+/* The plan's log of the pass's plan number `i`. */
+int32_t *aff__gpu_slab_log(const aff_gpu *g, int i);
+void aff__gpu_slab_finish(aff_gpu *g);
+
+/* gpu_stage.c */
+aff_status aff__gpu_stage_open(aff_gpu *g, int64_t slots, aff_error *err);
+void aff__gpu_stage_free(aff_gpu *g);
+aff_status aff__gpu_stage_begin(aff_gpu *g, aff_error *err);
+/* After the stream was waited for; the error of a load that failed. */
+aff_status aff__gpu_stage_end(aff_gpu *g, aff_error *err);
+
+/* gpu_stream.c: the routed experts of many rows, if some of the layer's are not on the card: `run` launches the plan's items [lo, hi), whose
+ * entries are [e0, e1). count [experts]: rows that chose each. */
+aff_status aff__gpu_groups_open(aff_gpu *g, aff_error *err);
+void aff__gpu_groups_free(aff_gpu *g);
+void aff__gpu_groups_run(aff_gpu *g, int layer, const int32_t *count, int batch, void (*run)(void *ctx, int lo, int hi, int e0, int e1), void *ctx);
 
 /* gpu_ops.c: fills in the table. gpu_moe.c, gpu_attention.c: ops of those names. */
 void aff__gpu_ops(aff_backend *b);

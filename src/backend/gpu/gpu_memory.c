@@ -20,6 +20,7 @@ static aff_status gpu_alloc(const aff_memory *m, void **p, uint64_t bytes, const
     *p = NULL;
     AFF_TRY(aff__calloc(&r, 1, sizeof *r, what, err));
     r->bytes = bytes;
+    aff__gpu_make_room(g, bytes + bytes / 2 + 2 * GUARD);
     aff_status s = aff__rt_alloc(g->rt, (void **)&r->base, bytes + GUARD, what, err);
     if (s == AFF_OK) s = aff__rt_alloc(g->rt, (void **)&r->bf16, bytes / 2 + GUARD, what, err);
     if (s == AFF_OK) s = aff__rt_fill(g->rt, g->s, r->base, 0, bytes + GUARD, err);
@@ -60,6 +61,7 @@ static aff_status gpu_reserve(const aff_memory *m, void **p, uint64_t bytes, con
 
 static aff_status gpu_commit(const aff_memory *m, void *p, uint64_t bytes, const char *what, aff_error *err)
 {
+    aff__gpu_make_room(of(m), bytes);
     return aff__rt_commit(of(m)->rt, p, bytes, what, err);
 }
 

@@ -1,5 +1,7 @@
 /* Router, routed experts, SwiGLU (spec model-v4 8). */
 #include "backend/gpu/gpu_internal.h"
+#include "base/mem.h"
+#include <stdlib.h>
 #include <string.h>
 
 static void route(aff_backend *b, const aff_router *r, const float *logits, const int32_t *ids, int T, int32_t *picks,
@@ -68,48 +70,123 @@ static int32_t stream_copies(const aff_gpu *g, const aff_expert_shape *s)
     return 0;
 }
 
+/* A routed op on its way: its kernels' arguments. */
+typedef struct {
+    aff_gpu *g;
+    aff_k_experts a;
+    int n, up_tiles, down_tiles; /* entries; blocks of an item */
+} work;
+
+/* Many rows: items [lo, hi), entries [e0, e1). */
+static void many(void *ctx, int lo, int hi, int e0, int e1)
+{
+    work *w = ctx;
+    aff_gpu *g = w->g;
+    aff_k_experts a = w->a;
+    const uint64_t smem = aff__k_experts_many_smem(g->amd);
+    const int64_t inter = a.inter, groups = (inter + 127) / 128;
+    a.item0 = lo;
+    aff__gpu_launch(g, AFF_K_experts_many_up, (int64_t)(hi - lo) * w->up_tiles, 256, smem, &a);
+    aff__gpu_launch(g, AFF_K_convert, e1 - e0, 256, 0,
+                    &(aff_k_convert){.x = a.h + e0 * inter, .ldx = inter, .y.q = a.hq + e0 * inter, .y.qs = a.hs + e0 * groups, .n = a.inter});
+    aff__gpu_launch(g, AFF_K_experts_many_down, (int64_t)(hi - lo) * w->down_tiles, 256, smem, &a);
+}
+
+static void few_rows(work *w, int items)
+{
+    aff_gpu *g = w->g;
+    aff_k_experts *a = &w->a;
+    const int units = aff__rt_info(g->rt)->units;
+    if (a->copies) {
+        aff__gpu_launch(g, AFF_K_experts_stream_up, units, 512, aff__k_stream_smem(a->copies, a->hidden), a);
+        aff__gpu_launch(g, AFF_K_experts_stream_down, units, 512, aff__k_stream_smem(a->copies, a->inter), a);
+    } else {
+        aff__gpu_launch(g, AFF_K_experts_up, (int64_t)items * w->up_tiles, 128, aff__k_experts_smem(a->dtype, a->hidden) + 4096, a);
+        aff__gpu_launch(g, AFF_K_experts_down, (int64_t)items * w->down_tiles, 128, aff__k_experts_smem(a->dtype, a->inter), a);
+    }
+}
+
+/* What the plan needs to know about where experts are, and the kernels after it: `away`, some may be elsewhere than on the card, `few` or many rows. */
+static void place_plan(aff_gpu *g, int row, bool away, bool few, aff_k_plan *p, aff_k_experts *a)
+{
+    const aff_gpu_slab *s = g->slab;
+    const aff_gpu_stage *t = g->stages;
+    p->log = row < 0 ? NULL : aff__gpu_slab_log(g, g->moes - 1);
+    if (row >= 0) p->ring = (aff_k_ring){.pitch = s->o.pitch, .layer = row};
+    if (away && !few) p->group = (uint64_t)(uintptr_t)g->groups.at, p->group_slots = 2 * g->groups.each;
+    if (!t || !few || row < 0) return;
+    p->ring.last = t->last;
+    p->ring.entry = t->entry;
+    p->ring.head = t->head;
+    p->ring.staging = (uint64_t)(uintptr_t)t->slots_at;
+    p->ring.slots = a->ready_slots = t->slots;
+    a->ready = t->ready;
+}
+
+/* Rows that chose each expert, by the plan that was just launched; NULL after an error. The array is the caller's. */
+static int32_t *wait_counts(aff_gpu *g, int T, int K, int experts)
+{
+    aff_error err;
+    int32_t *count = NULL;
+    aff_status s = aff__calloc(&count, (uint64_t)experts, sizeof *count, "experts of a prompt", &err);
+    if (s == AFF_OK) s = aff__rt_record(g->rt, g->groups.planned, g->s, &err);
+    if (s == AFF_OK) s = aff__rt_event_sync(g->rt, g->groups.planned, &err);
+    aff__gpu_note(g, s, &err);
+    const int32_t *log = aff__gpu_slab_log(g, g->moes - 1);
+    if (g->status != AFF_OK) {
+        free(count);
+        return NULL;
+    }
+    if (T > AFF_K_FEW)
+        memcpy(count, log, (size_t)experts * sizeof *count);
+    else
+        for (int i = 0; i < T * K; i++)
+            if (log[i] >= 0 && log[i] < experts) count[log[i]]++; /* else finish says so */
+    return count;
+}
+
 static void routed(aff_backend *b, const aff_expert_shape *s, const aff_expert_table *e, int layer,
                    const int32_t *picks, const float *weights, const float *x, int T, int K, float *y)
 {
     aff_gpu *g = aff__gpu_of(b);
-    const bool few = T <= AFF_K_FEW;
+    const int row = aff__gpu_slab_layer(g, e, layer);
+    const bool away = row >= 0 && g->groups.at, few = T <= (away ? b->repeat_rows : AFF_K_FEW);
     const int32_t batch = few ? AFF_K_ITEM_FEW : aff__k_item_many(g->amd),
-                  items = aff__k_max_items(T, K, e->experts, batch);
-    const int n = T * K, up_tiles = (s->inter + (few ? 127 : 63)) / (few ? 128 : 64),
-              down_tiles = (s->hidden + (few ? 127 : 63)) / (few ? 128 : 64);
-    aff_k_experts a = {.plan = plan_arrays(g, (uint64_t)n, (uint64_t)items),
-                       .table = s->table ? s->table[0][0] : NULL,
-                       .y = y,
-                       .dtype = (int32_t)s->dtype,
-                       .hidden = s->hidden,
-                       .inter = s->inter,
-                       .K = K,
-                       .link = (aff__rt_info(g->rt)->units + 7) / 8,
-                       .limit = s->swiglu_limit};
-    memcpy(a.off, e->plane, sizeof a.off);
+                  items = aff__k_max_items(T, K, e->experts, batch), tile = few ? 128 : 64;
+    const int n = T * K;
+    work w = {.g = g, .n = n, .up_tiles = (s->inter + tile - 1) / tile, .down_tiles = (s->hidden + tile - 1) / tile};
+    aff_k_experts *a = &w.a;
+    *a = (aff_k_experts){.plan = plan_arrays(g, (uint64_t)n, (uint64_t)items),
+                         .table = s->table ? s->table[0][0] : NULL,
+                         .y = y,
+                         .dtype = (int32_t)s->dtype,
+                         .hidden = s->hidden,
+                         .inter = s->inter,
+                         .K = K,
+                         .link = (aff__rt_info(g->rt)->units + 7) / 8,
+                         .limit = s->swiglu_limit};
+    memcpy(a->off, e->plane, sizeof a->off);
+    if (row >= 0) g->moe[g->moes - 1] = (aff_gpu_moe){row, T, K};
     int8_t *xq;
     float *xs;
     quantise(g, x, T, s->hidden, AFF_G_XQ, &xq, &xs);
-    a.xq = xq;
-    a.xs = xs;
-    quantise(g, NULL, n, s->inter, AFF_G_HQ, &a.hq, &a.hs);
+    a->xq = xq;
+    a->xs = xs;
+    quantise(g, NULL, n, s->inter, AFF_G_HQ, &a->hq, &a->hs);
     const unsigned threads = (unsigned)((e->experts < 1024 ? e->experts : 1024) + 31) & ~31u;
-    const aff_k_plan plan = {.picks = picks, .weights = weights, .base = e->base + (int64_t)layer * e->experts, .plan = a.plan, .T = T, .K = K, .experts = e->experts, .batch = batch};
+    aff_k_plan plan = {.picks = picks, .weights = weights, .base = e->base + (int64_t)layer * e->experts, .plan = a->plan, .T = T, .K = K, .experts = e->experts, .batch = batch};
+    place_plan(g, row, away, few, &plan, a);
     aff__gpu_launch(g, AFF_K_plan, 1, threads, aff__k_plan_smem(e->experts), &plan);
-    a.copies = few ? stream_copies(g, s) : 0;
-    if (a.copies || !few) a.h = aff__gpu_scratch(g, AFF_G_H, (uint64_t)n * (uint64_t)s->inter * sizeof(float));
-    if (a.copies) {
-        const int units = aff__rt_info(g->rt)->units;
-        aff__gpu_launch(g, AFF_K_experts_stream_up, units, 512, aff__k_stream_smem(a.copies, s->hidden), &a);
-        aff__gpu_launch(g, AFF_K_experts_stream_down, units, 512, aff__k_stream_smem(a.copies, s->inter), &a);
-    } else if (few) {
-        aff__gpu_launch(g, AFF_K_experts_up, (int64_t)items * up_tiles, 128, aff__k_experts_smem(a.dtype, s->hidden) + 4096, &a);
-        aff__gpu_launch(g, AFF_K_experts_down, (int64_t)items * down_tiles, 128, aff__k_experts_smem(a.dtype, s->inter), &a);
+    a->copies = few ? stream_copies(g, s) : 0;
+    if (a->copies || !few) a->h = aff__gpu_scratch(g, AFF_G_H, (uint64_t)n * (uint64_t)s->inter * sizeof(float));
+    if (few) {
+        few_rows(&w, items);
+    } else if (away && g->slab->elsewhere[row]) {
+        int32_t *count = wait_counts(g, T, K, e->experts);
+        if (count) aff__gpu_groups_run(g, row, count, batch, many, &w);
+        free(count);
     } else {
-        aff__gpu_launch(g, AFF_K_experts_many_up, (int64_t)items * up_tiles, 256, aff__k_experts_many_smem(g->amd), &a);
-        quantise(g, a.h, n, s->inter, AFF_G_HQ, &a.hq, &a.hs);
-        aff__gpu_launch(g, AFF_K_experts_many_down, (int64_t)items * down_tiles, 256, aff__k_experts_many_smem(g->amd),
-                        &a);
+        many(&w, 0, items, 0, n);
     }
     aff__gpu_wrote(g, y, (int64_t)n * s->hidden);
 }

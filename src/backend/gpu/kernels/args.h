@@ -354,7 +354,21 @@ enum { AFF_K_CARD, AFF_K_HOST, AFF_K_DISK, AFF_K_CLASSES };
 typedef struct aff_k_item {
     uint64_t base; /* the expert's slot */
     int32_t expert, first, count, where;
+    uint32_t ticket; /* AFF_K_DISK: the slot holds the expert once aff_k_ring.ready has this number */
+    uint32_t unused;
 } aff_k_item;
+
+/* Requests of a plan for experts on disk. Tickets count from 1; ticket k is answered in staging slot k mod slots, and ready[k mod slots] = k says that
+ * the expert is there. A plan never asks for more than `slots`, and the kernels before it are done: so the slots it names are free. */
+typedef struct aff_k_ring {
+    uint32_t *last;   /* device memory: the last ticket that was given out */
+    uint64_t *entry;  /* pinned [slots]: ticket << 32 | layer * experts + expert */
+    uint32_t *head;   /* pinned: the last ticket whose entry is there */
+    uint64_t staging; /* the first staging slot */
+    uint64_t pitch;
+    uint32_t slots; /* 0: there is no ring */
+    int32_t layer;  /* of the table */
+} aff_k_ring;
 
 /* Work on experts (types.h, aff_moe_plan), in device memory. */
 typedef struct aff_k_moe {
@@ -368,17 +382,20 @@ typedef struct aff_k_moe {
  * disk, which are the first and the last. */
 enum { AFF_K_ITEMS, AFF_K_BAD, AFF_K_ON_CARD, AFF_K_ON_DISK, AFF_K_PLAN_COUNTS };
 
-/* 1 x min(experts, 1024) rounded up to 32, aff__k_plan_smem(experts). Items of at most `batch` entries: by class, in a class experts ascending; rows
- * ascending. */
+/* 1 x min(experts, 1024) rounded up to 32, aff__k_plan_smem(experts). Items of at most `batch` entries, and their entries in that order: by
+ * class, in a class experts ascending, of an expert rows ascending. */
 typedef struct aff_k_plan {
     const int32_t *picks;
     const float *weights; /* [T][K] */
     const uint64_t *base; /* [experts] words of aff_expert_table */
     aff_k_moe plan;
+    aff_k_ring ring;
+    uint64_t group;      /* not 0: slots (of ring.pitch) on the card that experts from elsewhere are brought to, the i-th in item order to slot i mod group_slots */
+    int32_t group_slots;
     int32_t *log; /* NULL, or pinned memory: of T <= AFF_K_FEW rows the picks [T][K], else how many rows chose each expert [experts] */
     int32_t T, K, experts, batch;
 } aff_k_plan;
-static inline size_t aff__k_plan_smem(int32_t experts) { return 20 * (size_t)experts; }
+static inline size_t aff__k_plan_smem(int32_t experts) { return 36 * (size_t)experts; }
 static inline int32_t aff__k_max_items(int32_t T, int32_t K, int32_t experts, int32_t batch)
 {
     const int32_t n = T * K;
@@ -419,6 +436,9 @@ typedef struct aff_k_experts {
     int32_t copies; /* stream: of the codebook in shared memory, 1, 2, 4 or 8 */
     int32_t link;   /* stream: blocks that read experts outside the card's memory, if there are any */
     uint32_t off[3][3]; /* planes of a slot (types.h) */
+    int32_t item0;      /* many: the first item of the launch */
+    uint32_t ready_slots;
+    const uint32_t *ready; /* pinned [ready_slots] (aff_k_ring) */
     float limit;
 } aff_k_experts;
 typedef aff_k_experts aff_k_experts_up;
@@ -435,7 +455,7 @@ enum { AFF_K_STREAM_STAGES = 4, AFF_K_STREAM_BATCH = 2 };
 static inline size_t aff__k_stream_smem(int32_t copies, int32_t cols)
 {
     const size_t cuts = ((size_t)cols + 127) / 128, n = AFF_K_STREAM_BATCH;
-    return 16384 * (size_t)copies + 16 * AFF_K_STREAM_STAGES * 736 + 2 * 2 * n * cuts * 128 + 2 * n * cuts * 4 + 64 * 64 + n * (size_t)cols;
+    return 16384 * (size_t)copies + 16 * AFF_K_STREAM_STAGES * 736 + 2 * 2 * n * cuts * 128 + 2 * n * cuts * 4 + 64 * 80 + n * (size_t)cols;
 }
 static inline int32_t aff__k_item_many(bool amd) { return amd ? 32 : 64; }
 static inline size_t aff__k_experts_many_smem(bool amd)

@@ -1,0 +1,460 @@
+/* Experts of which the card holds a part (promise 1): the same bits as with all of them on the card, wherever each lies, while others move beside the
+ * passes, under permuted orders of threads and streams. The tiers are played by hand here: a source of all experts (the disk), a pool, a thread
+ * that answers requests and one that moves. */
+#include "backend/gpu/gpu_internal.h"
+#include "model/runner.h"
+#include "model/synthetic.h"
+#include "support/test.h"
+#include "base/mem.h"
+#include "base/rng.h"
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+static aff_error err;
+static void must(aff_status s)
+{
+    if (s != AFF_OK) fail_msg("%s", err.msg);
+}
+
+static const char *card_name; /* --device */
+static bool full;             /* --full: every configuration */
+
+enum { PREFILL = 27, AGAIN = 18, MOVES = 6, DRAFTS = 1 };
+static const int widths[] = {1, 5, 16, 1, 5, 2};
+
+typedef struct {
+    const char *name;
+    int slab;    /* slots: per cent of all experts, -1: one slot */
+    int pool;    /* per cent of the rest that are in host memory */
+    bool moves, pinned;
+    int staging; /* slots; 0: none are on disk */
+    bool amd;
+    bool only_full;
+} config;
+
+typedef struct request {
+    struct request *next;
+    aff_load *l;
+} request;
+
+typedef struct {
+    const config *c;
+    aff_runner *r;
+    aff_card card;
+    int layers, experts, n;
+    uint64_t pitch;
+    uint8_t *source, *pool, *memory; /* [n] slots each; memory: staging, then the pool */
+    aff_tier *tier;                  /* [n] */
+    int64_t *slab;                   /* [n] slot or -1 */
+    int *who;                        /* [slots] expert of a slab slot, -1 */
+    bool *quarantined;               /* [slots] left by a move that was published after the last pass */
+    uint64_t seed;
+    /* Moves under way: carried out beside the pass, published after it. */
+    int moving[MOVES], n_moving;
+    int64_t to[MOVES];
+    /* The disk. */
+    pthread_t disk;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    request *asked;
+    bool stop;
+    int served, fail_after; /* fail_after: requests until one fails, 0: none does */
+} world;
+
+static int draw(world *w, int n)
+{
+    return (int)(aff__splitmix64(&w->seed) % (uint64_t)n);
+}
+
+static uint8_t *at(const world *w, uint8_t *base, int i)
+{
+    return base + (uint64_t)i * w->pitch;
+}
+
+static void *disk(void *arg)
+{
+    world *w = arg;
+    pthread_mutex_lock(&w->lock);
+    while (!w->stop || w->asked) {
+        request *q = w->asked;
+        if (!q) {
+            pthread_cond_wait(&w->wake, &w->lock);
+            continue;
+        }
+        w->asked = q->next; /* the latest first: out of order */
+        const bool fails = w->fail_after && --w->fail_after == 0;
+        w->served++;
+        pthread_mutex_unlock(&w->lock);
+        q->l->status = AFF_OK;
+        if (fails)
+            q->l->status = aff__fail(&q->l->err, AFF_E_IO, "expert %d of layer %d: the disk is gone", q->l->expert, q->l->layer);
+        else
+            memcpy(q->l->to, at(w, w->source, q->l->layer * w->experts + q->l->expert), w->pitch);
+        q->l->done(q->l);
+        free(q);
+        pthread_mutex_lock(&w->lock);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
+static void fetch(void *ctx, aff_load *l)
+{
+    world *w = ctx;
+    request *q = malloc(sizeof *q);
+    q->l = l;
+    pthread_mutex_lock(&w->lock);
+    q->next = w->asked;
+    w->asked = q;
+    pthread_cond_signal(&w->wake);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static aff_tier_change change(const world *w, int i)
+{
+    return (aff_tier_change){.layer = i / w->experts, .expert = i % w->experts,
+                             .place = {.tier = w->tier[i], .slab = w->slab[i], .host = w->tier[i] == AFF_TIER_HOST ? at(w, w->pool, i) : NULL}};
+}
+
+static void publish(world *w, int i)
+{
+    const aff_tier_change c = change(w, i);
+    must(w->card.publish(w->card.ctx, &c, 1, &err));
+}
+
+/* Where an expert goes that leaves the card. */
+static aff_tier below(world *w)
+{
+    return draw(w, 100) < w->c->pool ? AFF_TIER_HOST : AFF_TIER_DISK;
+}
+
+static aff_status shrink(void *ctx, int64_t slots, aff_error *e)
+{
+    world *w = ctx;
+    for (int64_t s = slots; s < w->card.slots; s++)
+        if (w->who[s] >= 0) {
+            const int i = w->who[s];
+            w->who[s] = -1;
+            w->slab[i] = -1;
+            w->tier[i] = below(w);
+            publish(w, i);
+        }
+    w->card.slots = slots;
+    return AFF_OK;
+}
+
+static void open_world(world *w, const config *c, const aff_net *net)
+{
+    aff_device_spec spec;
+    aff_backend *b;
+    *w = (world){.c = c, .seed = 77};
+    must(aff__device_parse(&spec, card_name ? card_name : c->amd ? "emu-amd:64M" : "emu:64M", &err));
+    must(aff__gpu_backend(&b, &spec, AFF_FAST, &err));
+    must(aff__runner_open_bare(&w->r, net, b, &err));
+    w->layers = net->layers + net->stages;
+    w->experts = net->cfg.experts;
+    w->n = w->layers * w->experts;
+    w->pitch = aff__experts_layout(net->experts).pitch;
+    const int64_t slots = c->slab < 0 ? 1 : (int64_t)w->n * c->slab / 100;
+    must(aff__runner_slab(w->r, &(aff_slab_options){.spare = 2, .most = slots ? (uint64_t)slots * w->pitch + b->mem->page : 0, .keep = UINT64_MAX}, &w->card, &err));
+    assert_true(w->card.slots >= slots);
+    assert_true(w->card.slots <= slots + (int64_t)(b->mem->page / w->pitch) + 1);
+    must(aff__calloc(&w->source, (uint64_t)w->n, w->pitch, "source", &err));
+    w->memory = aligned_alloc(4096, (size_t)((uint64_t)(w->n + c->staging) * w->pitch));
+    memset(w->memory, 0xee, (size_t)((uint64_t)(w->n + c->staging) * w->pitch));
+    w->pool = at(w, w->memory, c->staging);
+    w->tier = calloc((size_t)w->n, sizeof *w->tier);
+    w->slab = calloc((size_t)w->n, sizeof *w->slab);
+    w->who = calloc((size_t)w->card.slots + 1, sizeof *w->who);
+    w->quarantined = calloc((size_t)w->card.slots + 1, sizeof *w->quarantined);
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_cond_init(&w->wake, NULL);
+    if (c->pinned)
+        must(w->card.attach(w->card.ctx, w->memory, (uint64_t)(w->n + c->staging) * w->pitch, w->pitch, &err));
+    for (int64_t s = 0; s < w->card.slots; s++) w->who[s] = -1;
+    for (int i = 0; i < w->n; i++) {
+        aff_experts *store = i / w->experts < net->layers ? net->experts : net->draft_experts;
+        const int l = i / w->experts < net->layers ? i / w->experts : i / w->experts - net->layers;
+        aff__experts_copy(store, l, i % w->experts, at(w, w->source, i));
+        w->slab[i] = -1;
+    }
+    /* Every other slot of the slab is filled, so that the table is not in order. */
+    for (int k = 0, i = 0; k < 2; k++)
+        for (int64_t s = k; s < w->card.slots && i < w->n; s += 2, i++) {
+            const int e = (int)((uint64_t)i * 7919 % (uint64_t)w->n);
+            if (w->slab[e] >= 0) continue;
+            w->slab[e] = s, w->who[s] = e;
+            must(w->card.copy(w->card.ctx, &(aff_tier_copy){true, s, at(w, w->source, e)}, 1, &err));
+        }
+    for (int i = 0; i < w->n; i++) {
+        w->tier[i] = w->slab[i] >= 0 ? AFF_TIER_CARD : below(w);
+        if (w->tier[i] == AFF_TIER_HOST) memcpy(at(w, w->pool, i), at(w, w->source, i), w->pitch);
+        publish(w, i);
+    }
+    assert_int_equal(pthread_create(&w->disk, NULL, disk, w), 0);
+    must(b->slab_host(b, &(aff_slab_host){w, fetch, shrink, w->memory, c->staging}, &err));
+}
+
+static void close_world(world *w)
+{
+    aff_backend *b = w->r->b;
+    must(b->slab_host(b, NULL, &err));
+    pthread_mutex_lock(&w->lock);
+    w->stop = true;
+    pthread_cond_signal(&w->wake);
+    pthread_mutex_unlock(&w->lock);
+    pthread_join(w->disk, NULL);
+    if (w->c->pinned) w->card.detach(w->card.ctx, w->memory, (uint64_t)(w->n + w->c->staging) * w->pitch);
+    aff__runner_free(w->r);
+    pthread_mutex_destroy(&w->lock);
+    pthread_cond_destroy(&w->wake);
+    free(w->source), free(w->memory), free(w->tier), free(w->slab), free(w->who), free(w->quarantined);
+}
+
+/* Chooses moves up and down; their bytes travel beside the pass. */
+static void choose_moves(world *w)
+{
+    w->n_moving = 0;
+    memset(w->quarantined, 0, (size_t)w->card.slots); /* a pass has begun and ended since */
+    for (int k = 0; w->c->moves && k < MOVES; k++) {
+        const int i = draw(w, w->n);
+        bool twice = false;
+        for (int j = 0; j < w->n_moving; j++) twice |= w->moving[j] == i;
+        if (twice) continue;
+        int64_t to = -1;
+        if (w->tier[i] != AFF_TIER_CARD)
+            for (int64_t s = 0; s < w->card.slots && to < 0; s++) {
+                bool spoken = w->who[s] >= 0 || w->quarantined[s];
+                for (int j = 0; j < w->n_moving; j++) spoken |= w->to[j] == s;
+                if (!spoken) to = s;
+            }
+        w->moving[w->n_moving] = i;
+        w->to[w->n_moving++] = to;
+    }
+}
+
+static void *mover(void *arg)
+{
+    world *w = arg;
+    for (int k = 0; k < w->n_moving; k++) {
+        const int i = w->moving[k];
+        if (w->to[k] >= 0 && w->card.copy(w->card.ctx, &(aff_tier_copy){true, w->to[k], at(w, w->source, i)}, 1, NULL) != AFF_OK) return w;
+        if (w->tier[i] == AFF_TIER_CARD && w->card.copy(w->card.ctx, &(aff_tier_copy){false, w->slab[i], at(w, w->pool, i)}, 1, NULL) != AFF_OK) return w;
+    }
+    return NULL;
+}
+
+static void publish_moves(world *w)
+{
+    for (int k = 0; k < w->n_moving; k++) {
+        const int i = w->moving[k];
+        if (w->to[k] >= 0) {
+            w->tier[i] = AFF_TIER_CARD;
+            w->slab[i] = w->to[k];
+            w->who[w->to[k]] = i;
+        } else if (w->tier[i] == AFF_TIER_CARD) {
+            w->who[w->slab[i]] = -1;
+            w->quarantined[w->slab[i]] = true;
+            w->slab[i] = -1;
+            w->tier[i] = below(w);
+        }
+        publish(w, i);
+    }
+}
+
+/* n rows of a sequence; logits of all of them. */
+static aff_status pass(world *w, aff_runner *r, aff_seq *s, const int32_t *id, int n, float *logits)
+{
+    pthread_t m;
+    void *failed = NULL;
+    if (w) {
+        aff__rt_emu_seed((uint32_t)draw(w, 1 << 30));
+        choose_moves(w);
+        assert_int_equal(pthread_create(&m, NULL, mover, w), 0);
+    }
+    const aff_status st = aff__forward(r, &(aff_batch){.n = n, .id = id, .seq = s, .logits = logits}, &err);
+    if (w) {
+        assert_int_equal(pthread_join(m, &failed), 0);
+        assert_null(failed);
+        publish_moves(w);
+    }
+    return st;
+}
+
+/* What every pass used, by its own account. */
+static void check_used(const world *w, int rows)
+{
+    aff_backend *b = w->r->b;
+    const int K = w->r->net->cfg.picks;
+    aff_experts_used u;
+    int n = 0;
+    for (; b->used(b, n, &u); n++) {
+        int64_t sum = 0;
+        assert_int_equal(u.layer, n);
+        assert_int_equal(u.rows, rows);
+        assert_int_equal(u.picks, K);
+        assert_true((u.pick == NULL) == (rows > AFF_K_FEW));
+        for (int i = 0; u.pick && i < rows * K; i++) assert_in_range(u.pick[i], 0, w->experts - 1);
+        for (int e = 0; u.count && e < w->experts; e++) sum += u.count[e];
+        if (u.count) assert_int_equal(sum, rows * K);
+    }
+    assert_int_equal(n, w->r->net->layers);
+}
+
+/* All passes of a text into out. */
+static int64_t text(world *w, aff_runner *r, const aff_net *net, float *out)
+{
+    const int V = net->cfg.vocab;
+    int32_t ids[400];
+    int64_t at = 0;
+    float *o = out;
+    aff_seq *s;
+    for (int i = 0; i < 400; i++) ids[i] = (int32_t)((uint64_t)i * 2654435761u % (uint64_t)V);
+    must(aff__seq_open(&s, net, &(aff_seq_options){.size = 512, .commit = 64, .margin = 32, .memory = aff__runner_memory(r)}, &err));
+    must(pass(w, r, s, ids, PREFILL, o));
+    if (w) check_used(w, PREFILL);
+    at += PREFILL, o += (int64_t)PREFILL * V;
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+        must(pass(w, r, s, ids + at, widths[i], o));
+        if (w) check_used(w, widths[i]);
+        at += widths[i], o += (int64_t)widths[i] * V;
+        if (i != 3) continue;
+        int32_t d[5];
+        float conf[5];
+        must(aff__draft_block(r, s, ids[at], d, conf, o, NULL, NULL, &err));
+        o += 5 * (int64_t)V;
+    }
+    must(pass(w, r, s, ids + at, AGAIN, o));
+    o += (int64_t)AGAIN * V;
+    aff__seq_free(s);
+    return o - out;
+}
+
+static aff_net *open_synthetic(void)
+{
+    aff_net *net;
+    const aff_synthetic y = {.geometry = "tiny", .layers = 3, .experts = 12, .seed = 5};
+    must(aff__net_open(&net, NULL, &(aff_net_options){.numerics = AFF_FAST, .draft = true, .synthetic = &y}, &err));
+    return net;
+}
+
+/* The other number format: MXFP4, by the kernels that do not stream. */
+static aff_net *open_mx(void)
+{
+    char path[1024];
+    aff_net *net;
+    snprintf(path, sizeof path, "%s/golden/v4-sim/ckpt-dspark", AFF_TESTS_DIR);
+    must(aff__net_open(&net, path, &(aff_net_options){.numerics = AFF_FAST, .draft = true}, &err));
+    return net;
+}
+
+static void same_text(aff_net *(*open)(void), const config *configs, int n)
+{
+    aff_net *net = open();
+    const int V = net->cfg.vocab;
+    int rows = PREFILL + AGAIN + 5 * DRAFTS;
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) rows += widths[i];
+    float *want = malloc(sizeof *want * (size_t)(rows * V)), *got = malloc(sizeof *got * (size_t)(rows * V));
+    bool amd = !configs[0].amd;
+    for (int i = 0; i < n; i++) {
+        const config *c = &configs[i];
+        if (!full && c->only_full) continue;
+        if (c->amd != amd || i == 0) {
+            aff_device_spec spec;
+            aff_backend *b;
+            aff_runner *all;
+            amd = c->amd;
+            must(aff__device_parse(&spec, card_name ? card_name : amd ? "emu-amd:64M" : "emu:64M", &err));
+            must(aff__gpu_backend(&b, &spec, AFF_FAST, &err));
+            must(aff__runner_open(&all, net, b, &err));
+            assert_int_equal(text(NULL, all, net, want), rows * V);
+            aff__runner_free(all);
+        }
+        world w;
+        open_world(&w, c, net);
+        memset(got, 0, sizeof *got * (size_t)(rows * V));
+        assert_int_equal(text(&w, w.r, net, got), rows * V);
+        int wrong = 0;
+        for (int t = 0; t < rows; t++) wrong += memcmp(want + t * V, got + t * V, (size_t)V * sizeof *got) != 0;
+        const aff_tier_counters k = aff__gpu_of(w.r->b)->slab->count;
+        print_message("%s, %s%s: %lld slots of %d, %d rows differ; %lld experts over the link, %d from disk, %.1f MB streamed\n", c->name, c->amd ? "amd" : "nv",
+                      c->moves ? ", moving" : "", (long long)w.card.slots, w.n, wrong, (long long)k.link_items, w.served, (double)k.stream_bytes * 1e-6);
+        assert_int_equal(wrong, 0);
+        assert_true((w.served > 0) == (c->staging > 0));
+        assert_true(k.link_items > 0 || c->slab == 100 || c->pool == 0 || !c->pinned);
+        close_world(&w);
+    }
+    free(want);
+    free(got);
+    aff__net_close(net);
+    aff__rt_emu_seed(0);
+}
+
+static void test_places(void **state)
+{
+    static const config c[] = {
+        {"all on the card", 100, 100, false, true, 0, false, true},
+        {"45 %, rest in the pool", 45, 100, true, true, 0, false, false},
+        {"5 %, rest in the pool", 5, 100, false, true, 0, false, true},
+        {"one slot, rest in the pool", -1, 100, true, true, 0, false, false},
+        {"pool only", 0, 100, false, true, 0, false, true},
+        {"45 %, pool and disk", 45, 50, true, true, 64, false, true},
+        {"no slab, pool 10 % and disk", 0, 10, false, true, 12, false, false},
+        {"disk only", 0, 0, false, true, 4, false, true},
+        {"one slot, disk", -1, 0, true, true, 20, false, true},
+        {"45 %, pool and disk", 45, 50, true, true, 24, true, false},
+        {"pool only", 0, 100, false, true, 0, true, true},
+    };
+    (void)state;
+    same_text(open_synthetic, c, (int)(sizeof c / sizeof *c));
+}
+
+static void test_mx(void **state)
+{
+    static const config c[] = {{"45 %, pool and disk", 45, 50, true, true, 48, false, false}, {"disk only", 0, 0, false, true, 7, false, true}};
+    (void)state;
+    same_text(open_mx, c, 2);
+}
+
+/* A disk that fails ends the pass with its error and the sequence where it was; then all goes on. */
+static void test_disk_error(void **state)
+{
+    static const config c = {"", 20, 30, false, true, 24, false, false};
+    (void)state;
+    aff_net *net = open_synthetic();
+    const int V = net->cfg.vocab;
+    world w;
+    int32_t ids[64];
+    float *a = malloc(sizeof *a * (size_t)(40 * V)), *b = malloc(sizeof *b * (size_t)(40 * V));
+    for (int i = 0; i < 64; i++) ids[i] = i % V;
+    open_world(&w, &c, net);
+    for (int n = 5; n <= 40; n += 35) {
+        aff_seq *s;
+        must(aff__seq_open(&s, net, &(aff_seq_options){.size = 128, .commit = 64, .memory = aff__runner_memory(w.r)}, &err));
+        must(pass(&w, w.r, s, ids, n, a));
+        aff__seq_reset(s);
+        w.fail_after = 2;
+        assert_int_equal(pass(&w, w.r, s, ids, n, b), AFF_E_IO);
+        assert_non_null(strstr(err.msg, "the disk is gone"));
+        assert_int_equal(w.fail_after, 0);
+        assert_int_equal(aff__seq_pos(s), 0);
+        must(pass(&w, w.r, s, ids, n, b));
+        assert_memory_equal(a, b, sizeof *a * (size_t)(n * V));
+        aff__seq_free(s);
+    }
+    close_world(&w);
+    free(a), free(b);
+    aff__net_close(net);
+}
+
+int main(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--full")) full = true;
+        if (!strcmp(argv[i], "--device") && i + 1 < argc) card_name = argv[++i];
+    }
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_places), cmocka_unit_test(test_mx), cmocka_unit_test(test_disk_error)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
