@@ -656,6 +656,17 @@ static void draft_summary(const app *a)
     if (s.blocks) print_table("draft passes by sequences:", s.drafts, s.times.draft);
 }
 
+/* Where the experts were, if they have slots. */
+static void tier_summary(app *a)
+{
+    aff_tiers *t = aff__net_expert_tiers(a->net);
+    char line[640];
+    if (!t || aff__tiers_mapped(t)) return;
+    const aff_tier_counters c = aff__tiers_counters(t);
+    aff__tier_counters_line(&c, line, sizeof line);
+    fprintf(stderr, "%s\n", line);
+}
+
 static void summary(app *a, const aff_outcome *o)
 {
     static const char *const why[] = {"", " [stopped at EOS]", " [stopped at the end of the context]",
@@ -665,6 +676,7 @@ static void summary(app *a, const aff_outcome *o)
     print_ids(stderr, a->chosen, a->n_chosen);
     if (a->report && fflush(a->report) == 0) fputs(a->report_text, stderr);
     draft_summary(a);
+    tier_summary(a);
     if (a->cache) fprintf(stderr, "prefix cache: %lld of %lld tokens restored\n", (long long)o->restored, (long long)(o->restored + o->prefilled));
     fprintf(stderr, "prefill %lld tok in %.3fs (%.2f tok/s), decode %lld tok in %.3fs (%.2f tok/s)%s\n",
             (long long)o->prefilled, (double)o->prefill_ns / 1e9, rate(o->prefilled, o->prefill_ns),

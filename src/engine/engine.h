@@ -13,6 +13,7 @@
 #define AFF_ENGINE_ENGINE_H
 #include "backend/device.h"
 #include "engine/logits.h"
+#include "experts/tiers.h"
 #include "engine/sampler.h"
 #include "engine/width.h"
 #include "grammar/grammar.h"
@@ -177,6 +178,8 @@ typedef struct aff_snapshot {
     uint64_t state_bytes;       /* memory of all slots' attention state */
     aff_pass_counts passes;
     aff_draft_stats draft;
+    bool tiered;             /* experts have slots; else they are used where they lie, and the counters say hits alone */
+    aff_tier_counters tiers;
     bool on_device; /* the model runs on `device`, not on the host */
     aff_device_view device;
     aff_slot_view slot[AFF_MAX_SLOTS];

@@ -16,6 +16,9 @@ void aff__snapshot_publish(aff_engine *e)
     const aff_heat *h = aff__runner_heat(e->runner);
     s->passes = e->passes;
     s->draft = e->stats;
+    aff_tiers *t = aff__net_expert_tiers(e->net);
+    if (t) s->tiers = aff__tiers_counters(t);
+    s->tiered = t && !aff__tiers_mapped(t);
     s->state_bytes = 0;
     for (int i = 0; i < e->o.slots; i++) {
         const aff_slot *from = &e->slot[i];

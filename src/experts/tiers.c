@@ -1,6 +1,7 @@
 #include "experts/tiers_internal.h"
 #include "base/mem.h"
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -347,6 +348,32 @@ aff_tier_counters aff__tiers_counters(aff_tiers *t)
     }
     c.moves_in_flight = p.in_flight;
     return c;
+}
+
+static double percent(int64_t part, int64_t all)
+{
+    return all ? 100.0 * (double)part / (double)all : 0;
+}
+
+void aff__tier_counters_line(const aff_tier_counters *c, char *out, size_t cap)
+{
+    const int64_t decode = c->picks[0][0] + c->picks[0][1] + c->picks[0][2], prefill = c->picks[1][0] + c->picks[1][1] + c->picks[1][2];
+    const double busy = (double)c->disk_busy_ns / 1e9;
+    int n = snprintf(out, cap, "experts:");
+    if (c->picks[0][0] + c->picks[1][0] && n > 0 && (size_t)n < cap)
+        n += snprintf(out + n, cap - (size_t)n, " on the card %.1f %% of %" PRId64 " (decode), %.1f %% of %" PRId64 " (prompt);", percent(c->picks[0][0], decode), decode,
+                      percent(c->picks[1][0], prefill), prefill);
+    if (n > 0 && (size_t)n < cap)
+        n += snprintf(out + n, cap - (size_t)n,
+                      " in memory %.1f %% of %" PRId64 " (decode), %.1f %% of %" PRId64 " (prompt); disk %" PRId64 " reads, %.2f GB at %.2f GB/s, waited %.2f s, %" PRId64 " failed, %" PRId64
+                      " tried again",
+                      percent(c->picks[0][0] + c->picks[0][1], decode), decode, percent(c->picks[1][0] + c->picks[1][1], prefill), prefill, c->disk_requests,
+                      (double)c->disk_bytes / 1e9, busy > 0 ? (double)c->disk_bytes / 1e9 / busy : 0, (double)c->wait_disk_ns / 1e9, c->disk_failed, c->disk_retries);
+    if (n > 0 && (size_t)n < cap)
+        n += snprintf(out + n, cap - (size_t)n, "; moves pool/disk %" PRId64 " up %" PRId64 " down", c->promotions[1], c->demotions[1]);
+    if (c->up_bytes && n > 0 && (size_t)n < cap)
+        snprintf(out + n, cap - (size_t)n, ", card/pool %" PRId64 " up %" PRId64 " down, %.2f GB and %.2f GB copied; link %.2f GB in kernels", c->promotions[0], c->demotions[0],
+                 (double)c->up_bytes / 1e9, (double)c->down_bytes / 1e9, (double)c->link_bytes / 1e9);
 }
 
 void aff__tiers_count(aff_tiers *t, const aff_tier_counters *m)

@@ -149,6 +149,8 @@ typedef struct aff_tier_counters {
     int64_t quarantined, moves_in_flight; /* now */
 } aff_tier_counters;
 aff_tier_counters aff__tiers_counters(aff_tiers *t);
+/* One line for people, without its end: hits, what the disk gave, moves. */
+void aff__tier_counters_line(const aff_tier_counters *c, char *out, size_t cap);
 /* Adds the (card) fields of `more`. */
 void aff__tiers_count(aff_tiers *t, const aff_tier_counters *more);
 

@@ -360,6 +360,32 @@ static void metric(aff_jout *j, const char *name, const char *type, const char *
                   v);
 }
 
+static void tier_metrics(aff_jout *j, const aff_tier_counters *c)
+{
+    static const char *const when[] = {"decode", "prompt"}, *const tier[] = {"card", "memory", "disk"}, *const above[] = {"card", "memory"};
+    aff__jout_raw(j, "# HELP affinity_expert_uses_total Experts that layers used, by where they were.\n# TYPE affinity_expert_uses_total counter\n");
+    for (int p = 0; p < 2; p++)
+        for (int t = 0; t < AFF_TIERS; t++)
+            aff__jout_fmt(j, "affinity_expert_uses_total{phase=\"%s\",tier=\"%s\"} %" PRId64 "\n", when[p], tier[t], c->picks[p][t]);
+    aff__jout_raw(j, "# HELP affinity_expert_moves_total Experts that changed places, by the tier they came into or left.\n# TYPE affinity_expert_moves_total counter\n");
+    for (int k = 0; k < 2; k++)
+        aff__jout_fmt(j, "affinity_expert_moves_total{tier=\"%s\",way=\"up\"} %" PRId64 "\naffinity_expert_moves_total{tier=\"%s\",way=\"down\"} %" PRId64 "\n", above[k],
+                      c->promotions[k], above[k], c->demotions[k]);
+    metric(j, "expert_disk_bytes_total", "counter", "Bytes of experts read from the disk.", (double)c->disk_bytes);
+    metric(j, "expert_disk_reads_total", "counter", "Experts read from the disk.", (double)c->disk_requests);
+    metric(j, "expert_disk_failed_total", "counter", "Of those, failed for good.", (double)c->disk_failed);
+    metric(j, "expert_disk_retries_total", "counter", "Pieces of experts that were read again.", (double)c->disk_retries);
+    metric(j, "expert_disk_busy_seconds_total", "counter", "Time with such a read under way.", (double)c->disk_busy_ns / 1e9);
+    metric(j, "expert_disk_wait_seconds_total", "counter", "Time in which nothing could be computed before a read was done.", (double)c->wait_disk_ns / 1e9);
+    metric(j, "expert_staged_again_total", "counter", "Uses of experts on disk whose bytes were still in memory.", (double)c->staged_again);
+    metric(j, "expert_link_bytes_total", "counter", "Bytes of experts that kernels read over the link.", (double)c->link_bytes);
+    metric(j, "expert_up_bytes_total", "counter", "Bytes copied to the card by moves.", (double)c->up_bytes);
+    metric(j, "expert_down_bytes_total", "counter", "Bytes copied from the card by moves.", (double)c->down_bytes);
+    metric(j, "expert_prefetch_bytes_total", "counter", "Bytes copied to the card ahead of their use.", (double)c->prefetch_bytes);
+    metric(j, "expert_stream_bytes_total", "counter", "Bytes copied to the card for prompts.", (double)c->stream_bytes);
+    metric(j, "expert_help_total", "counter", "Experts computed by the host for the card.", (double)c->help_items);
+}
+
 static void metrics(aff_server *s, aff_exchange *x)
 {
     load l;
@@ -401,6 +427,11 @@ static void metrics(aff_server *s, aff_exchange *x)
         "# HELP affinity_accepted_tokens_total Of those, accepted.\n# TYPE affinity_accepted_tokens_total counter\n");
     for (int i = 0; i < AFF_MAX_WIDTH; i++)
         aff__jout_fmt(&j, "affinity_accepted_tokens_total{place=\"%d\"} %" PRId64 "\n", i + 1, d.accepted[i]);
+    aff_tiers *t = aff__net_expert_tiers(s->sv.net);
+    if (t) {
+        const aff_tier_counters c = aff__tiers_counters(t);
+        tier_metrics(&j, &c);
+    }
     reply(x, &j, "text/plain; version=0.0.4");
 }
 

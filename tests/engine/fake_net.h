@@ -88,6 +88,10 @@ aff_status aff__runner_on(aff_runner **out, const aff_net *net, const aff_device
 const aff_memory *aff__runner_memory(const aff_runner *r) { return NULL; }
 bool aff__runner_device(aff_runner *r, aff_device_view *out) { return false; }
 void aff__net_tiers(const aff_net *n, uint8_t *tier) {}
+struct aff_tiers *aff__net_expert_tiers(const aff_net *n)
+{
+    return NULL;
+}
 const aff_heat *aff__runner_heat(const aff_runner *r)
 {
     static const aff_heat none;

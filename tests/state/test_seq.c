@@ -1,6 +1,7 @@
 /* A sequence's limits and memory, and what is left of it after a failed call. */
 #include "state/seq_internal.h"
 #include "base/mem.h"
+#include "experts/tiers.h"
 #include "base/rng.h"
 #include "model/net_internal.h"
 #include "model/forward.h"
@@ -255,7 +256,7 @@ static void test_growth_refused(void **state)
     aff__net_close(n);
 }
 
-/* Memory runs out in the middle of a pass (row-major experts are copied at first use): the call fails, the position
+/* The disk fails in the middle of a pass (row-major experts are read at first use): the call fails, the position
  * stays, and the same call once more gives what it would have given. The pass begins inside a group and is longer than
  * the history rings. */
 static void test_failed_pass(void **state)
@@ -276,12 +277,14 @@ static void test_failed_pass(void **state)
         must(aff__seq_create(&s, n, 256, &err));
         must(feed(r, s, ids, HELD, NULL));
         const aff_batch b = {.n = ROWS, .id = ids + HELD, .seq = s, .want_from = 0, .logits = k ? got : want};
-        aff__alloc_fail_after(k);
+        aff_loader *disk = aff__tiers_loader(aff__net_expert_tiers(n));
+        aff__loader_inject(disk, k * 0.01);
         const aff_status st = aff__forward(r, &b, &err);
-        aff__alloc_fail_after(0);
+        aff__loader_inject(disk, 0);
         if (st != AFF_OK) {
             failures++;
-            assert_int_equal(st, AFF_E_NOMEM);
+            assert_int_equal(st, AFF_E_IO);
+            assert_non_null(strstr(err.msg, "expert"));
             assert_int_equal(aff__seq_pos(s), HELD);
             must(aff__forward(r, &b, &err));
         }

@@ -99,6 +99,14 @@ void aff__runner_free(aff_runner *r)
     free(r);
 }
 
+struct aff_tiers *aff__net_expert_tiers(const aff_net *n)
+{
+    return NULL;
+}
+bool aff__runner_device(aff_runner *r, aff_device_view *out)
+{
+    return false;
+}
 const aff_heat *aff__runner_heat(const aff_runner *r)
 {
     static const aff_heat none;

@@ -42,7 +42,7 @@ refused 2 "expected a model" --ctx-max 10
 refused 2 "expected a model" --synthetic tiny -m "$model"
 refused 2 "synthetic: expected flash or tiny, got 'big'" --synthetic big
 refused 2 "synthetic tiny: layers: expected 1 to 6, got 7" --synthetic tiny --layers 7
-refused 2 "--layers, --experts: expected --synthetic" -m "$model" --layers 2
+refused 2 "--layers, --experts, --expert-file: expected --synthetic" -m "$model" --layers 2
 refused 2 "--ctx-max: expected at least --ctx-min" -m "$model" --ctx-min 100 --ctx-max 50
 refused 2 "--ctx-max: expected at most 65472" -m "$model" --ctx-max 70000
 refused 3 "memory plan: does not fit" --synthetic tiny --memory 5
