@@ -253,7 +253,7 @@ static int dice(run *r, int n)
 
 static int64_t clipped(int64_t wanted, int64_t slots, bool still)
 {
-    return still ? 0 : wanted < slots / 8 ? wanted : slots / 8;
+    return still ? 0 : wanted < slots / 32 ? wanted : slots / 32;
 }
 
 static void start(run *r, aff_placement_shape s, aff_placement_options o, const float *profile)
@@ -483,6 +483,7 @@ static void rules_by_hand(void **state)
     aff_placement_options o;
     aff_move v;
     aff__placement_options_init(&o);
+    o.decay = 0.98;
     o.min_gain = 1.5;
     o.hysteresis = 1.25;
     /* 2 x 4, two slots, everything in the pool as well. */
@@ -533,6 +534,7 @@ static void a_prompt_is_capped(void **state)
     aff_placement *p;
     aff_placement_options o;
     aff__placement_options_init(&o);
+    o.decay = 0.98;
     o.prefill_credit = 4;
     o.prefill_weight = 0.5;
     o.prefill_decay = 0.5;
