@@ -39,9 +39,9 @@ aff_placement_options aff__placement_options_resolve(const aff_placement_options
     DEFAULT(disk_hysteresis, 1.1);
     DEFAULT(disk_min_gain, 0.5);
     DEFAULT(credit, 8);
-    DEFAULT(prefill_credit, 8);
-    DEFAULT(prefill_weight, 0.25);
-    DEFAULT(prefill_decay, 0.9);
+    DEFAULT(prefill_credit, 100);
+    DEFAULT(prefill_weight, 0.05);
+    DEFAULT(prefill_decay, 0.5);
     DEFAULT(near, 0.1);
 #undef DEFAULT
     return r;

@@ -430,6 +430,18 @@ static void equals_the_slow_model(void **state)
         }
 }
 
+/* The same with several spare slots. */
+static void equals_it_with_spare_slots(void **state)
+{
+    const aff_placement_shape s[] = {{6, 40, 100, 143, 0, false},
+                                     {6, 40, 100, 240, 0, true},
+                                     {6, 40, 70, 130, 4, false},
+                                     {6, 40, 0, 130, 4, false},
+                                     {6, 40, 70, 130, 4, true}};
+    for (size_t i = 0; i < sizeof s / sizeof *s; i++)
+        assert_in_range(play(s[i], exact_options(AFF_PLACE_HEAT), 15000, 100 + i), 100, 15000);
+}
+
 /* Factors that round: heats stay within rounding of the slow ones through many foldings, and what goes up is the
  * hottest, what goes down the coldest. */
 static void heats_with_any_factor(void **state)
@@ -670,9 +682,12 @@ static void knobs_at_their_ends(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rules_by_hand),         cmocka_unit_test(a_prompt_is_capped),
-        cmocka_unit_test(refuses_bad_input),     cmocka_unit_test(knobs_at_their_ends),
-        cmocka_unit_test(heats_with_any_factor), cmocka_unit_test(equals_the_slow_model)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(rules_by_hand),
+                                       cmocka_unit_test(a_prompt_is_capped),
+                                       cmocka_unit_test(refuses_bad_input),
+                                       cmocka_unit_test(knobs_at_their_ends),
+                                       cmocka_unit_test(heats_with_any_factor),
+                                       cmocka_unit_test(equals_the_slow_model),
+                                       cmocka_unit_test(equals_it_with_spare_slots)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
