@@ -143,11 +143,20 @@ static aff_status slots(const char *text, const char *flag, int64_t all, int64_t
     return AFF_OK;
 }
 
+/* What goes on from here: another count, another clock. */
+static void begin(app *a, const char *what, const char *unit)
+{
+    aff__progress_clear(&a->progress);
+    aff__progress_start(&a->progress, stderr, what);
+    a->progress.unit = unit;
+}
+
 static aff_status read_traces(app *a, char **names, int n, aff_error *err)
 {
     AFF_TRY(aff__calloc(&a->trace, (uint64_t)n, sizeof *a->trace, "traces", err));
     AFF_TRY(aff__calloc(&a->all, (uint64_t)n, sizeof *a->all, "traces", err));
     a->name = names;
+    begin(a, "reading", "traces");
     for (int i = 0; i < n; i++) {
         AFF_TRY(aff__uses_read(&a->trace[i], names[i], (int)f.near, err));
         a->n = i + 1;
@@ -223,6 +232,7 @@ static void show_progress(void *ctx, uint64_t done, uint64_t total)
 static aff_status fit(app *a, aff_error *err)
 {
     aff_fit o;
+    begin(a, "fitting", "passes over traces");
     aff__fit_init(&o);
     o.halflife = f.halflife;
     o.prefill_weight = f.prefill_weight;
@@ -273,6 +283,7 @@ static aff_status recall(app *a, aff_error *err)
     aff_fit o;
     aff_profile p;
     aff_recall *r;
+    begin(a, "fitting", "passes over traces");
     aff__fit_init(&o);
     o.halflife = f.halflife;
     o.prefill_weight = f.prefill_weight;
@@ -330,7 +341,7 @@ static void print_csv(app *a, const char *trace, const char *name, const aff_sim
 {
     const aff_placement_options o = aff__placement_options_resolve(&s->o, s->shape.inclusive);
     const aff_placement_counts *n = &r->n;
-    fprintf(a->csv, "\"%s\",\"%s\",%" PRId64 ",%" PRId64 ",%d,", trace, name, s->shape.slab_slots, s->shape.pool_slots,
+    fprintf(a->csv, "%s,%s,%" PRId64 ",%" PRId64 ",%d,", trace, name, s->shape.slab_slots, s->shape.pool_slots,
             s->shape.inclusive);
     if (s->kind == AFF_SIM_PLACEMENT)
         fprintf(a->csv, "%g,%g,%g,%g", o.decay, o.hysteresis, o.min_gain, o.near);
@@ -404,13 +415,13 @@ static aff_status every_strategy(app *a, const char *trace, const aff_uses *cons
     s.o.strategy = AFF_PLACE_DEMAND;
     AFF_TRY(one(a, trace, "demand", &s, u, n, NULL, err));
     s.o.strategy = AFF_PLACE_STATIC;
-    AFF_TRY(one(a, trace, a->given.use ? "static, profile" : "static", &s, u, n, NULL, err));
+    AFF_TRY(one(a, trace, a->given.use ? "static profile" : "static", &s, u, n, NULL, err));
     aff_fit o;
     aff_profile p;
     aff__fit_init(&o);
     AFF_TRY(aff__fit_profile(&p, u, n, &o, err));
     s.profile = p.use;
-    const aff_status st = one(a, trace, "static, hindsight", &s, u, n, NULL, err);
+    const aff_status st = one(a, trace, "static hindsight", &s, u, n, NULL, err);
     aff__profile_free(&p);
     AFF_TRY(st);
     if (!a->shape.slab_slots) return AFF_OK;
@@ -425,12 +436,13 @@ static aff_status every_strategy(app *a, const char *trace, const aff_uses *cons
         AFF_TRY(aff__simulate(&r, &s, u, n, err));
         if (r.moves[0] <= heat.moves[0]) break;
     }
-    print_result(a, trace, "Belady, heat's moves", &s, &r);
+    print_result(a, trace, "Belady heat's moves", &s, &r);
     return AFF_OK;
 }
 
 static aff_status simulate(app *a, aff_error *err)
 {
+    begin(a, "simulating", "traces");
     print_head(a);
     for (int i = 0; i < a->n; i++) {
         const char *slash = strrchr(a->name[i], '/');
@@ -438,7 +450,7 @@ static aff_status simulate(app *a, aff_error *err)
         aff__progress_update(&a->progress, (uint64_t)i + 1, (uint64_t)a->n);
     }
     aff__progress_clear(&a->progress);
-    return a->n > 1 ? every_strategy(a, "all, one after another", a->all, a->n, err) : AFF_OK;
+    return a->n > 1 ? every_strategy(a, "all one after another", a->all, a->n, err) : AFF_OK;
 }
 
 /* ---- sweep ---- */
@@ -483,6 +495,7 @@ static aff_status sweep(app *a, aff_error *err)
     aff_sim s = simulation(a, AFF_SIM_PLACEMENT);
     aff_sim_result r, best;
     uint64_t done = 0, total = 0;
+    begin(a, "a round of knobs", "values");
     for (int k = 0; k < (int)KNOBS; k++) total += (uint64_t)knobs[k].n;
     s.o.strategy = AFF_PLACE_HEAT;
     s.o = aff__placement_options_resolve(&s.o, s.shape.inclusive);
@@ -495,7 +508,7 @@ static aff_status sweep(app *a, aff_error *err)
             const double was = *value_of(&s.o, &knobs[k]);
             double keep = was;
             for (int i = 0; i < knobs[k].n; i++) {
-                aff__progress_update(&a->progress, ++done % total, total);
+                aff__progress_update(&a->progress, done++ % total, total);
                 if (knobs[k].v[i] == was) continue;
                 *value_of(&s.o, &knobs[k]) = knobs[k].v[i];
                 AFF_TRY(aff__simulate(&r, &s, a->all, a->n, err));
@@ -535,6 +548,7 @@ static aff_status generate(app *a, aff_error *err)
     aff_routegen *g;
     aff_route_file *t = NULL;
     int32_t *picks = NULL;
+    begin(a, "making up", "tokens");
     const aff_routegen_options o = {(int)f.layers, (int)f.experts, (int)f.picks, f.skew, f.locality, (uint64_t)f.seed};
     AFF_TRY(aff__routegen_create(&g, &o, err));
     aff_status s =
@@ -585,7 +599,7 @@ int main(int argc, char **argv)
     int first;
     const int code = aff__options_main(&usage, argc, argv, &first);
     if (code >= 0) return code;
-    aff__progress_start(&a.progress, stderr, "aff-profile");
+    a.progress.to = stderr;
     aff_status s = f.out ? aff__out_open(&out, f.out, &err) : AFF_OK;
     const bool opened = f.out && s == AFF_OK;
     if (opened && !(a.csv = fdopen(dup(out.fd), "w"))) s = aff__fail_errno(&err, "%s: cannot open", f.out);

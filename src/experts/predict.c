@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SHARE = 16 }; /* bits of a share */
+enum { SHARE = 16 /* bits of a share */, CHECKED = 10 /* one in so many rows judges the maps */ };
 
 void aff__predict(const aff_profile *p, int layer, const int32_t *below, int n_below, const int32_t *before,
                   int n_before, float *score)
@@ -73,7 +73,7 @@ static int64_t share_of(const aff_uses *u, uint64_t share)
 
 void aff__fit_init(aff_fit *f)
 {
-    *f = (aff_fit){.prefill_weight = 1, .rate = 0.3, .shrink = 1e-3, .to = UINT64_C(1) << SHARE};
+    *f = (aff_fit){.prefill_weight = 1, .rate = 0.3, .shrink = 3e-3, .to = UINT64_C(1) << SHARE};
 }
 
 typedef struct counting {
@@ -106,7 +106,10 @@ typedef struct learner {
     const aff_fit *f;
     int experts, picks;
     float *weight, *moved; /* [layers - 1][1 + 2 experts][experts]: bias, below, before */
+    float *best;           /* the same: of every layer those that guessed best in rows that were not learnt from */
+    int64_t *found, *most; /* [layers] guesses of these and of the best so far */
     float *error;          /* [experts] */
+    float *again; /* [layers] where the weight of an expert on itself begins, and is drawn back to; the others' is 0 */
     uint64_t done, total;
 } learner;
 
@@ -124,27 +127,64 @@ static int inputs(const learner *l, const row *r, int64_t *input)
     return n;
 }
 
+/* Scores into l->error. */
+static void score_row(learner *l, const row *r, const int64_t *input, int n)
+{
+    memset(l->error, 0, (size_t)l->experts * sizeof *l->error);
+    for (int i = 0; i < n; i++) {
+        const float *w = weights_of(l->weight, l, r->layer, input[i]);
+        for (int e = 0; e < l->experts; e++) l->error[e] += w[e];
+    }
+}
+
 static void learn_row(void *ctx, const row *r)
 {
     learner *l = ctx;
     int64_t input[1 + 2 * 64];
     if (!r->layer || !r->below) return;
     const int n = inputs(l, r, input), E = l->experts;
-    memset(l->error, 0, (size_t)E * sizeof *l->error);
-    for (int i = 0; i < n; i++) {
-        const float *w = weights_of(l->weight, l, r->layer, input[i]);
-        for (int e = 0; e < E; e++) l->error[e] += w[e];
-    }
+    score_row(l, r, input, n);
     for (int e = 0; e < E; e++) l->error[e] = -1 / (1 + expf(-l->error[e]));
     for (int k = 0; k < l->picks; k++) l->error[r->pick[k]] += 1;
     for (int i = 0; i < n; i++) {
         float *w = weights_of(l->weight, l, r->layer, input[i]), *m = weights_of(l->moved, l, r->layer, input[i]);
         const float rate = (float)l->f->rate, shrink = (float)l->f->shrink;
+        const int64_t own = input[i] - 1 - E;
+        if (own >= 0) w[own] -= l->again[r->layer];
         for (int e = 0; e < E; e++) {
             const float g = l->error[e] - shrink * w[e];
             m[e] += g * g;
-            w[e] += rate * g / sqrtf(m[e] + 1e-3f);
+            w[e] += rate * g / sqrtf(m[e] + 1);
         }
+        if (own >= 0) w[own] += l->again[r->layer];
+    }
+}
+
+static void check_row(void *ctx, const row *r)
+{
+    learner *l = ctx;
+    int64_t input[1 + 2 * 64];
+    int32_t top[64];
+    if (!r->layer || !r->below) return;
+    score_row(l, r, input, inputs(l, r, input));
+    const int n = aff__predict_top(l->error, l->experts, l->picks, top);
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < l->picks; k++) l->found[r->layer] += r->pick[k] == top[i];
+}
+
+/* Layer by layer, weights that guess better than any before are kept: more passes help where layers depend on each
+ * other, and only learn the rows by heart where they do not. */
+static void keep_best(learner *l, const aff_uses *const *traces, int n, int layers, const int32_t **tail)
+{
+    const uint64_t judged = l->f->to - (l->f->to - l->f->from) / CHECKED;
+    memset(l->found, 0, (size_t)layers * sizeof *l->found);
+    for (int t = 0; t < n; t++)
+        each_row(traces[t], share_of(traces[t], judged), share_of(traces[t], l->f->to), tail, check_row, l);
+    for (int layer = 1; layer < layers; layer++) {
+        if (l->found[layer] <= l->most[layer]) continue;
+        l->most[layer] = l->found[layer];
+        memcpy(weights_of(l->best, l, layer, 0), weights_of(l->weight, l, layer, 0),
+               (1 + 2 * (size_t)l->experts) * (size_t)l->experts * sizeof *l->best);
     }
 }
 
@@ -161,13 +201,48 @@ static void keep_maps(aff_profile *p, learner *l)
 {
     const int64_t E = p->experts;
     for (int layer = 1; layer < p->layers; layer++) {
-        const float *w = weights_of(l->weight, l, layer, 0);
+        const float *w = weights_of(l->best, l, layer, 0);
         memcpy(p->bias + (layer - 1) * E, w, (size_t)E * sizeof *w);
         for (int64_t i = 0; i < E * E; i++) {
             p->below[(layer - 1) * E * E + i] = to_bf16(w[E + i]);
             p->before[(layer - 1) * E * E + i] = to_bf16(w[E + E * E + i]);
         }
     }
+}
+
+typedef struct persistence {
+    int picks;
+    int64_t *again, *of; /* [layers] */
+} persistence;
+
+static void count_again(void *ctx, const row *r)
+{
+    persistence *c = ctx;
+    for (int b = 0; r->before && b < c->picks; b++) {
+        c->of[r->layer]++;
+        for (int k = 0; k < c->picks; k++) c->again[r->layer] += r->before[b] == r->pick[k];
+    }
+}
+
+/* That an expert is picked twice running is the same for all of a layer, and known after few rows: the maps begin with
+ * it. */
+static aff_status start_from_before(learner *l, const aff_uses *const *traces, int n, int layers, const int32_t **tail,
+                                    aff_error *err)
+{
+    persistence c = {.picks = l->picks};
+    const double by_chance = (double)l->picks / l->experts;
+    aff_status s = aff__calloc(&c.again, 2 * (uint64_t)layers, sizeof *c.again, "maps to the next layer", err);
+    if (s != AFF_OK) return s;
+    c.of = c.again + layers;
+    for (int t = 0; t < n; t++)
+        each_row(traces[t], share_of(traces[t], l->f->from), share_of(traces[t], l->f->to), tail, count_again, &c);
+    for (int layer = 1; layer < layers; layer++) {
+        const double q = ((double)c.again[layer] + by_chance) / ((double)c.of[layer] + 1),
+                     w = q < 0.999 && by_chance < 0.999 ? log(q / (1 - q)) - log(by_chance / (1 - by_chance)) : 0;
+        for (int e = 0; e < l->experts; e++) weights_of(l->weight, l, layer, 1 + (int64_t)l->experts + e)[e] = (float)w;
+    }
+    free(c.again);
+    return AFF_OK;
 }
 
 static aff_status fit_maps(aff_profile *p, const aff_uses *const *traces, int n, const aff_fit *f, const int32_t **tail,
@@ -178,6 +253,7 @@ static aff_status fit_maps(aff_profile *p, const aff_uses *const *traces, int n,
     aff_status s = aff__calloc(&l.weight, all, sizeof *l.weight, "maps to the next layer", err);
     if (s == AFF_OK) s = aff__calloc(&l.moved, all, sizeof *l.moved, "maps to the next layer", err);
     if (s == AFF_OK) s = aff__calloc(&l.error, E, sizeof *l.error, "maps to the next layer", err);
+    if (s == AFF_OK) s = aff__calloc(&l.again, (uint64_t)p->layers, sizeof *l.again, "maps to the next layer", err);
     for (int layer = 1; layer < p->layers && s == AFF_OK; layer++) {
         float *bias = weights_of(l.weight, &l, layer, 0);
         for (uint64_t e = 0; e < E; e++) {
@@ -185,15 +261,30 @@ static aff_status fit_maps(aff_profile *p, const aff_uses *const *traces, int n,
             bias[e] = logf(q / (1 - q));
         }
     }
-    for (int pass = 0; pass < f->passes && s == AFF_OK; pass++)
+    if (s == AFF_OK) s = aff__calloc(&l.best, all, sizeof *l.best, "maps to the next layer", err);
+    if (s == AFF_OK) s = aff__calloc(&l.found, (uint64_t)p->layers, sizeof *l.found, "maps to the next layer", err);
+    if (s == AFF_OK) s = aff__calloc(&l.most, (uint64_t)p->layers, sizeof *l.most, "maps to the next layer", err);
+    if (s == AFF_OK) s = start_from_before(&l, traces, n, p->layers, tail, err);
+    if (s == AFF_OK) {
+        memset(l.most, 0xff, (size_t)p->layers * sizeof *l.most);
+        keep_best(&l, traces, n, p->layers, tail);
+    }
+    const uint64_t learnt = f->to - (f->to - f->from) / CHECKED;
+    for (int pass = 0; pass < f->passes && s == AFF_OK; pass++) {
         for (int t = 0; t < n; t++) {
-            each_row(traces[t], share_of(traces[t], f->from), share_of(traces[t], f->to), tail, learn_row, &l);
+            each_row(traces[t], share_of(traces[t], f->from), share_of(traces[t], learnt), tail, learn_row, &l);
             if (f->progress) f->progress(f->progress_ctx, ++l.done, l.total);
         }
+        keep_best(&l, traces, n, p->layers, tail);
+    }
     if (s == AFF_OK) keep_maps(p, &l);
     free(l.weight);
     free(l.moved);
     free(l.error);
+    free(l.again);
+    free(l.best);
+    free(l.found);
+    free(l.most);
     return s;
 }
 
