@@ -76,7 +76,7 @@ static aff_status allocate(aff_placement *p, aff_error *err)
  * none. */
 static int64_t spare_of(int64_t wanted, int64_t slots, bool still)
 {
-    return still ? 0 : wanted < slots / 8 ? wanted : slots / 8;
+    return still ? 0 : wanted < slots / 32 ? wanted : slots / 32;
 }
 
 aff_status aff__placement_create(aff_placement **out, const aff_placement_shape *s, const aff_placement_options *o,

@@ -1,4 +1,5 @@
 #include "experts/placement.h"
+#include "experts/placement_flags.h"
 #include <string.h>
 
 static const char *const names[] = {"heat", "demand", "static"};
@@ -30,7 +31,7 @@ aff_placement_options aff__placement_options_resolve(const aff_placement_options
 #define DEFAULT(field, value)                                                                                          \
     if (r.field < 0) r.field = value
     DEFAULT(moves, 8);
-    DEFAULT(decay, 0.98);
+    DEFAULT(decay, inclusive ? 0.95 : 0.98);
     DEFAULT(hysteresis, inclusive ? 1.1 : 1.25);
     DEFAULT(min_gain, inclusive ? 0.5 : 1.5);
     DEFAULT(lead, 2);
@@ -38,9 +39,9 @@ aff_placement_options aff__placement_options_resolve(const aff_placement_options
     DEFAULT(disk_hysteresis, 1.1);
     DEFAULT(disk_min_gain, 0.5);
     DEFAULT(credit, 8);
-    DEFAULT(prefill_credit, 8);
-    DEFAULT(prefill_weight, 0.25);
-    DEFAULT(prefill_decay, 0.9);
+    DEFAULT(prefill_credit, 100);
+    DEFAULT(prefill_weight, 0.05);
+    DEFAULT(prefill_decay, 0.5);
     DEFAULT(near, 0.1);
 #undef DEFAULT
     return r;
@@ -72,4 +73,16 @@ aff_status aff__placement_options_check(const aff_placement_options *o, aff_erro
             return aff__fail(err, AFF_E_INVALID, "%s: expected %g to %g, got %g", all[i].name, all[i].least,
                              all[i].most, all[i].value);
     return AFF_OK;
+}
+
+aff_status aff__placement_flags_apply(const aff_placement_flags *f, aff_placement_options *o, aff_error *err)
+{
+    if (f->strategy) AFF_TRY(aff__placement_strategy_parse(f->strategy, &o->strategy, err));
+    if (f->moves >= 0) o->moves = f->moves > 4096 ? 4097 : (int)f->moves;
+    if (f->lead >= 0) o->lead = f->lead > 127 ? 128 : (int)f->lead;
+    if (f->shadow >= 0) o->shadow = f->shadow > 4096 ? 4097 : (int)f->shadow;
+    if (!(f->decay < 0)) o->decay = f->decay;
+    if (!(f->hysteresis < 0)) o->hysteresis = f->hysteresis;
+    if (!(f->min_gain < 0)) o->min_gain = f->min_gain;
+    return aff__placement_options_check(o, err);
 }

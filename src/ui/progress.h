@@ -10,13 +10,14 @@
 typedef struct aff_progress {
     FILE *to;
     const char *what;
+    const char *unit;        /* NULL: done and total are bytes */
     bool terminal;
     bool dirty;              /* a line without its newline stands on the terminal */
     uint64_t started, shown; /* ns, 0 before the first update */
 } aff_progress;
 
 void aff__progress_start(aff_progress *p, FILE *to, const char *what);
-/* done of total bytes; the first call starts the clock. Prints at most ten times a second on a terminal, every five
+/* done of total; the first call starts the clock. Prints at most ten times a second on a terminal, every five
  * seconds elsewhere. */
 void aff__progress_update(aff_progress *p, uint64_t done, uint64_t total);
 /* Clears the terminal's line, so that something else can be printed. */

@@ -253,7 +253,7 @@ static int dice(run *r, int n)
 
 static int64_t clipped(int64_t wanted, int64_t slots, bool still)
 {
-    return still ? 0 : wanted < slots / 8 ? wanted : slots / 8;
+    return still ? 0 : wanted < slots / 32 ? wanted : slots / 32;
 }
 
 static void start(run *r, aff_placement_shape s, aff_placement_options o, const float *profile)
@@ -430,6 +430,18 @@ static void equals_the_slow_model(void **state)
         }
 }
 
+/* The same with several spare slots. */
+static void equals_it_with_spare_slots(void **state)
+{
+    const aff_placement_shape s[] = {{6, 40, 100, 143, 0, false},
+                                     {6, 40, 100, 240, 0, true},
+                                     {6, 40, 70, 130, 4, false},
+                                     {6, 40, 0, 130, 4, false},
+                                     {6, 40, 70, 130, 4, true}};
+    for (size_t i = 0; i < sizeof s / sizeof *s; i++)
+        assert_in_range(play(s[i], exact_options(AFF_PLACE_HEAT), 15000, 100 + i), 100, 15000);
+}
+
 /* Factors that round: heats stay within rounding of the slow ones through many foldings, and what goes up is the
  * hottest, what goes down the coldest. */
 static void heats_with_any_factor(void **state)
@@ -483,6 +495,7 @@ static void rules_by_hand(void **state)
     aff_placement_options o;
     aff_move v;
     aff__placement_options_init(&o);
+    o.decay = 0.98;
     o.min_gain = 1.5;
     o.hysteresis = 1.25;
     /* 2 x 4, two slots, everything in the pool as well. */
@@ -533,6 +546,7 @@ static void a_prompt_is_capped(void **state)
     aff_placement *p;
     aff_placement_options o;
     aff__placement_options_init(&o);
+    o.decay = 0.98;
     o.prefill_credit = 4;
     o.prefill_weight = 0.5;
     o.prefill_decay = 0.5;
@@ -668,9 +682,12 @@ static void knobs_at_their_ends(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rules_by_hand),         cmocka_unit_test(a_prompt_is_capped),
-        cmocka_unit_test(refuses_bad_input),     cmocka_unit_test(knobs_at_their_ends),
-        cmocka_unit_test(heats_with_any_factor), cmocka_unit_test(equals_the_slow_model)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(rules_by_hand),
+                                       cmocka_unit_test(a_prompt_is_capped),
+                                       cmocka_unit_test(refuses_bad_input),
+                                       cmocka_unit_test(knobs_at_their_ends),
+                                       cmocka_unit_test(heats_with_any_factor),
+                                       cmocka_unit_test(equals_the_slow_model),
+                                       cmocka_unit_test(equals_it_with_spare_slots)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
