@@ -53,9 +53,10 @@ typedef struct aff_router {
 
 struct aff_card; /* experts/tiers.h */
 struct aff_load; /* experts/loader.h */
+struct aff_tier_counters;
 
 typedef struct aff_slab_options {
-    uint64_t pitch;             /* bytes from slot to slot, a multiple of 256 */
+    uint64_t pitch, bytes;      /* from slot to slot, a multiple of 256; of an expert in it */
     uint32_t plane[3][3];       /* in a slot (aff_expert_table) */
     int layers, experts, picks; /* of the table: the trunk's layers, then the draft's stages */
     int64_t spare;              /* slots beyond one an expert, for moves; only where not all experts fit */
@@ -96,6 +97,8 @@ struct aff_backend {
     aff_status (*slab_host)(aff_backend *b, const aff_slab_host *h, aff_error *err);
     /* Number i of the mixtures of the pass that finish ended, in their order; false: there were no more. */
     bool (*used)(aff_backend *b, int i, aff_experts_used *out);
+    /* Adds the fields marked (card) of experts/tiers.h since the last call. */
+    void (*counted)(aff_backend *b, struct aff_tier_counters *out);
     int repeat_rows; /* most rows of a pass that repeat is for: as many as find room for experts on disk */
     /* Rows of the pass to come: every rowset until the next begin is these or the last of these. NULL allowed, as is finish. */
     aff_status (*begin)(aff_backend *b, const aff_rowset *rs, aff_error *err);

@@ -317,6 +317,13 @@ aff_tier aff__tiers_tier(aff_tiers *t, int layer, int e)
     return aff__tiers_place(t, layer, e).tier;
 }
 
+void aff__tiers_pin(aff_tiers *t, int layer, int e, bool pinned)
+{
+    pthread_mutex_lock(&t->lock);
+    aff__placement_pin(t->place, layer, e, pinned);
+    pthread_mutex_unlock(&t->lock);
+}
+
 void aff__tiers_planes(aff_tiers *t, float *heat, uint8_t *tier)
 {
     pthread_mutex_lock(&t->lock);

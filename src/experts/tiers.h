@@ -124,6 +124,8 @@ void aff__tiers_planes(aff_tiers *t, float *heat, uint8_t *tier);
 /* The slab shrinks or grows to `slots` (KV growth): the experts in slots from there on leave, the coldest of the rest make room for them if
  * they are hotter. Between passes; returns when the slots are empty and the table is told. */
 aff_status aff__tiers_resize(aff_tiers *t, int64_t slots, aff_error *err);
+/* Keeps an expert in its tier, or no longer. */
+void aff__tiers_pin(aff_tiers *t, int layer, int e, bool pinned);
 /* Returns when the mover has nothing to do (tests; before measuring). */
 void aff__tiers_settle(aff_tiers *t);
 

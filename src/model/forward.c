@@ -330,6 +330,7 @@ static aff_status forward(aff_runner *r, const aff_batch *b, int count, aff_erro
     for (int i = 0; i < count; i++) AFF_TRY(aff__seq_grow(b[i].seq, b[i].seq->pos + b[i].n, err));
     for (int i = 0; i < count; i++) AFF_TRY(aff__seq_begin(b[i].seq, b[i].n, err));
     for (int at = 0; s == AFF_OK && at < b->n; at += r->chunk) s = pass(r, b, count, at, err);
+    if (s != AFF_OK) aff__residency_abandon(r);
     for (int i = 0; s != AFF_OK && i < count; i++) aff__seq_undo(b[i].seq);
     r->streams = s == AFF_OK;
     return s;
@@ -378,13 +379,15 @@ void aff__rows_add(aff_runner *r, aff_seq *seq, const int32_t *ids, int n, int64
 aff_status aff__rows_ready(aff_runner *r, aff_error *err)
 {
     const aff_rowset rs = aff__rows_part(r, 0, r->n);
+    AFF_TRY(aff__residency_begin(r, err));
     AFF_TRY(r->b->mem->write(r->b->mem, r->dids, r->ids, (uint64_t)r->n * sizeof *r->ids, err));
     return r->b->begin ? r->b->begin(r->b, &rs, err) : AFF_OK;
 }
 
 aff_status aff__rows_done(aff_runner *r, aff_error *err)
 {
-    return r->b->finish ? r->b->finish(r->b, err) : AFF_OK;
+    AFF_TRY(r->b->finish ? r->b->finish(r->b, err) : AFF_OK);
+    return aff__residency_end(r, err);
 }
 
 void aff__use_layer(aff_runner *r, int l)
@@ -600,6 +603,19 @@ aff_status aff__runner_on(aff_runner **out, const aff_net *net, const aff_device
     return aff__runner_open(out, net, b, err);
 }
 
+aff_status aff__runner_on_bare(aff_runner **out, const aff_net *net, const aff_device_spec *spec, int threads, aff_error *err)
+{
+    aff_backend *b;
+    *out = NULL;
+    AFF_TRY(aff__device_backend(&b, spec, net->numerics, threads, err));
+    return aff__runner_open_bare(out, net, b, err);
+}
+
+aff_tiers *aff__runner_tiers(const aff_runner *r)
+{
+    return r->tiers ? r->tiers : r->source->tiers;
+}
+
 bool aff__runner_device(aff_runner *r, aff_device_view *out)
 {
     if (r->b->view) r->b->view(r->b, out);
@@ -616,6 +632,7 @@ const aff_heat *aff__runner_heat(const aff_runner *r)
 void aff__runner_free(aff_runner *r)
 {
     if (!r) return;
+    aff__residency_free(r);
     free_planes(r);
     aff__heat_free(&r->heat);
     r->b->free(r->b);

@@ -13,10 +13,25 @@ typedef struct aff_backend aff_backend;
 aff_status aff__runner_create(aff_runner **out, const aff_net *net, int threads, aff_error *err); /* on the CPU; threads <= 0: one per CPU */
 /* On any backend, which it takes over (also when it fails). Weights and experts are put into a device's memory. */
 aff_status aff__runner_open(aff_runner **out, const aff_net *net, aff_backend *b, aff_error *err);
-/* The same without the experts of a device, which follow before the first pass (runner.h). */
+/* The same without the experts of a device, which aff__runner_experts brings before the first pass. */
 aff_status aff__runner_open_bare(aff_runner **out, const aff_net *net, aff_backend *b, aff_error *err);
 /* On what --device names. */
 aff_status aff__runner_on(aff_runner **out, const aff_net *net, const aff_device_spec *spec, int threads, aff_error *err);
+/* Where the experts of a device's runner go (docs/placement.md): the slab takes what its memory has left, so sequences come first. */
+typedef struct aff_card_options {
+    int64_t gpu_bytes;    /* of the slab, at most; -1: what is left */
+    int64_t headroom;     /* bytes of the device that stay free; -1: 0.8 % */
+    uint64_t host_bytes;  /* for the pool and staging slots, at most; a few slots in any case */
+    bool draft_in_memory; /* the draft's experts stay off the card */
+    const struct aff_tier_options *tiers; /* placement, loader, profile of the trunk, progress; the rest is decided here. NULL: defaults */
+    void (*warn)(void *ctx, const char *line); /* NULL allowed */
+    void *warn_ctx;
+} aff_card_options;
+aff_status aff__runner_experts(aff_runner *r, const aff_card_options *o, aff_error *err);
+/* The device, without its experts. */
+aff_status aff__runner_on_bare(aff_runner **out, const aff_net *net, const aff_device_spec *spec, int threads, aff_error *err);
+/* Where the experts are: the device's tiers, else the network's. */
+struct aff_tiers *aff__runner_tiers(const aff_runner *r);
 /* The device it runs on; false: the host. On the thread that runs the passes. */
 bool aff__runner_device(aff_runner *r, aff_device_view *out);
 const aff_memory *aff__runner_memory(const aff_runner *r); /* where its sequences must lie */

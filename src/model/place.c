@@ -152,6 +152,7 @@ aff_status aff__runner_slab(aff_runner *r, const aff_slab_options *o, aff_card *
     aff_slab_options use = *o;
     if (!r->b->slab) return aff__fail(err, AFF_E_INVALID, "slab of experts: %s has no memory of its own for them", r->b->name);
     use.pitch = y.pitch;
+    use.bytes = y.bytes;
     use.layers = n->layers + stages;
     use.experts = E;
     use.picks = n->cfg.picks;

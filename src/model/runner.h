@@ -57,6 +57,10 @@ struct aff_runner {
     float *h; /* [Q*K][I] what the experts' down multiplies, for watch; the watcher's */
     aff_route_fn on_route;
     void *route_ctx;
+    /* On a device: the tiers behind its slab (residency.c); NULL: all experts were placed for good. */
+    aff_tiers *tiers;
+    bool in_pass;
+    int32_t *used_id, *used_count; /* [E] scratch */
     bool streams; /* X holds the last layer's output of the last pass's rows */
 };
 
@@ -75,6 +79,11 @@ aff_status aff__place_experts(aff_runner *r, aff_error *err);
 /* Room on the device for as many experts as fit (backend.h, slab; the sizes and shapes in `o` are filled in here). The card's side is for the owner
  * of the tiers, the trunk's layers and then the draft's stages. */
 aff_status aff__runner_slab(aff_runner *r, const aff_slab_options *o, struct aff_card *card, aff_error *err);
+/* residency.c: the tiers' pass around the backend's, nothing without them; a pass that was begun and failed is given up. */
+aff_status aff__residency_begin(aff_runner *r, aff_error *err);
+aff_status aff__residency_end(aff_runner *r, aff_error *err);
+void aff__residency_abandon(aff_runner *r);
+void aff__residency_free(aff_runner *r);
 void aff__trace(aff_runner *r, const char *what, int layer, const void *data, int rows, int width);
 /* r->x -> r->f: attention of one block for the rows of the pass (spec 7). */
 aff_status aff__attention(aff_runner *r, const aff_block *b, int layer, aff_reach reach, aff_error *err);

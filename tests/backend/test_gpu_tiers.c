@@ -418,6 +418,107 @@ static void test_mx(void **state)
     same_text(open_mx, c, 2);
 }
 
+/* ---- the same with the tiers themselves ---- */
+
+typedef struct {
+    const char *name;
+    int slab, pool; /* per cent of all experts: slots of the slab, -1: one; of the pool; 100: inclusive */
+    aff_placement_strategy strategy;
+    bool draft_in_memory, errors, stalled, amd, only_full;
+} tiered;
+
+static aff_runner *open_tiered(const aff_net *net, const tiered *c)
+{
+    aff_device_spec spec;
+    aff_runner *r;
+    const uint64_t pitch = aff__experts_layout(net->experts).pitch;
+    const int64_t total = (int64_t)(net->layers + net->stages) * net->cfg.experts, picks = net->cfg.picks;
+    aff_tier_options t = {0};
+    aff__placement_options_init(&t.placement);
+    t.placement.strategy = c->strategy;
+    t.placement.shadow = 2;
+    t.placement.hysteresis = t.placement.disk_hysteresis = 1;
+    t.placement.min_gain = t.placement.disk_min_gain = 0; /* all that may move does */
+    if (c->errors) t.loader = (aff_loader_options){.inject = 0.3, .inject_most = 2, .inject_seed = 3};
+    must(aff__device_parse(&spec, card_name ? card_name : c->amd ? "emu-amd:64M" : "emu:64M", &err));
+    must(aff__runner_on_bare(&r, net, &spec, 1, &err));
+    const int64_t slots = c->slab < 0 ? 1 : total * c->slab / 100, pool = total * c->pool / 100;
+    const aff_card_options o = {.gpu_bytes = slots ? slots * (int64_t)pitch + (int64_t)r->b->mem->page : 0,
+                                .headroom = -1,
+                                .host_bytes = (uint64_t)(pool + (c->pool == 100 ? picks : 2 * picks + 8)) * pitch,
+                                .draft_in_memory = c->draft_in_memory,
+                                .tiers = &t};
+    must(aff__runner_experts(r, &o, &err));
+    aff__tiers_stall(aff__runner_tiers(r), c->stalled);
+    return r;
+}
+
+static void test_tiers(void **state)
+{
+    static const tiered configs[] = {
+        {"slab 45 %, all in the pool", 45, 100, AFF_PLACE_HEAT, true, false, false, false, false},
+        {"slab 45 %, all in the pool", 45, 100, AFF_PLACE_DEMAND, false, false, false, false, true},
+        {"slab 45 %, all in the pool", 45, 100, AFF_PLACE_STATIC, false, false, false, false, true},
+        {"slab 45 %, the rest in the pool", 45, 60, AFF_PLACE_HEAT, true, false, false, true, false},
+        {"slab 45 %, the rest in the pool", 45, 60, AFF_PLACE_STATIC, true, false, false, false, true},
+        {"slab 45 %, pool 10 %", 45, 10, AFF_PLACE_DEMAND, false, true, false, false, false},
+        {"slab 5 %, pool 60 %", 5, 60, AFF_PLACE_HEAT, true, true, false, false, true},
+        {"slab 5 %, no pool", 5, 0, AFF_PLACE_HEAT, false, false, false, false, true},
+        {"one slot, pool 30 %", -1, 30, AFF_PLACE_DEMAND, false, false, false, true, true},
+        {"slab 45 %, mover stalled", 45, 30, AFF_PLACE_HEAT, false, false, true, false, true},
+        {"pool only", 0, 100, AFF_PLACE_HEAT, false, false, false, false, true},
+        {"no slab, pool 10 %", 0, 10, AFF_PLACE_HEAT, false, true, false, false, false},
+        {"disk only", 0, 0, AFF_PLACE_STATIC, false, true, false, false, true},
+        {"all on the card", 100, 0, AFF_PLACE_HEAT, false, false, false, false, false},
+    };
+    (void)state;
+    aff_net *net = open_synthetic();
+    const int V = net->cfg.vocab;
+    int rows = PREFILL + AGAIN + 5 * DRAFTS;
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) rows += widths[i];
+    float *want = malloc(sizeof *want * (size_t)(rows * V)), *got = malloc(sizeof *got * (size_t)(rows * V));
+    for (int amd = 0; amd < 2; amd++) {
+        bool there = false;
+        for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
+            const tiered *c = &configs[i];
+            if (c->amd != (amd == 1) || (!full && c->only_full)) continue;
+            if (!there) {
+                aff_device_spec spec;
+                aff_runner *all;
+                must(aff__device_parse(&spec, card_name ? card_name : amd ? "emu-amd:64M" : "emu:64M", &err));
+                must(aff__runner_on(&all, net, &spec, 1, &err));
+                assert_int_equal(text(NULL, all, net, want), rows * V);
+                aff__runner_free(all);
+                there = true;
+            }
+            aff_runner *r = open_tiered(net, c);
+            aff__rt_emu_seed((uint32_t)(i * 7919 + 1));
+            memset(got, 0, sizeof *got * (size_t)(rows * V));
+            assert_int_equal(text(NULL, r, net, got), rows * V);
+            int wrong = 0;
+            for (int t = 0; t < rows; t++) wrong += memcmp(want + t * V, got + t * V, (size_t)V * sizeof *got) != 0;
+            aff_tiers *t = aff__runner_tiers(r);
+            aff__tiers_settle(t);
+            must(aff__tiers_check(t, &err));
+            const aff_tier_counters k = aff__tiers_counters(t);
+            print_message("%s, %s, %s: %d rows differ; experts used on the card %lld, in memory %lld, on disk %lld; %lld promoted, %lld over the link, %lld staged\n", c->name,
+                          aff__placement_strategy_name(c->strategy), amd ? "amd" : "nv", wrong, (long long)(k.picks[0][0] + k.picks[1][0]), (long long)(k.picks[0][1] + k.picks[1][1]),
+                          (long long)(k.picks[0][2] + k.picks[1][2]), (long long)(k.promotions[0] + k.promotions[1]), (long long)k.link_items, (long long)k.staged);
+            assert_int_equal(wrong, 0);
+            /* What the policy saw is what the card did: experts elsewhere were read or brought, on disk they were staged. */
+            assert_int_equal(k.staged, k.picks[0][AFF_TIER_DISK] + k.picks[1][AFF_TIER_DISK]);
+            assert_int_equal(k.link_items + (int64_t)(k.stream_bytes / aff__experts_layout(net->experts).bytes),
+                             k.picks[0][AFF_TIER_HOST] + k.picks[1][AFF_TIER_HOST] + k.picks[0][AFF_TIER_DISK] + k.picks[1][AFF_TIER_DISK]);
+            if (c->strategy == AFF_PLACE_STATIC) assert_int_equal(k.promotions[0] + k.promotions[1], 0);
+            aff__runner_free(r);
+        }
+    }
+    free(want);
+    free(got);
+    aff__net_close(net);
+    aff__rt_emu_seed(0);
+}
+
 /* A disk that fails ends the pass with its error and the sequence where it was; then all goes on. */
 static void test_disk_error(void **state)
 {
@@ -453,8 +554,9 @@ int main(int argc, char **argv)
 {
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--full")) full = true;
+        if (!strcmp(argv[i], "--only") && i + 1 < argc) cmocka_set_test_filter(argv[++i]);
         if (!strcmp(argv[i], "--device") && i + 1 < argc) card_name = argv[++i];
     }
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_places), cmocka_unit_test(test_mx), cmocka_unit_test(test_disk_error)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_places), cmocka_unit_test(test_mx), cmocka_unit_test(test_disk_error), cmocka_unit_test(test_tiers)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -42,6 +42,7 @@ enum { AFF_G_ROWS = 8192 /* of a pass */, AFF_G_FORMS = 32, AFF_G_STAGE = 1 << 2
 /* A plan of the pass: which layer's (of the slab's table), for how many rows and picks. */
 typedef struct aff_gpu_moe {
     int layer, T, K;
+    bool few; /* by the kernels that read experts where they are */
 } aff_gpu_moe;
 
 /* gpu_slab.c: slots of experts in the device's memory, from 0 on as many as there are chunks committed for, and the table. */
@@ -52,6 +53,8 @@ typedef struct aff_gpu_slab {
     int64_t slots;
     uint64_t *table, *mirror; /* [layers][experts] device, host */
     int *elsewhere;           /* [layers] experts that are not on the card */
+    int64_t away;             /* of all layers */
+    int few_rows;             /* that the kernels of few rows take while some are: requests find room in the staging slots */
     aff_stream *moves;        /* the mover's copies */
     bool attached, pinned;    /* the pool is known; kernels can read it */
     aff_slab_host host;
@@ -78,7 +81,6 @@ typedef struct aff_gpu_stage {
     uint32_t seen;            /* the thread's: tickets up to this one were begun */
     aff_status status;        /* under the lock: the first load that failed since the last pass */
     aff_error err;
-    int64_t staged;
 } aff_gpu_stage;
 
 /* gpu_stream.c: slots on the card through which experts pass for the many rows of a prompt, in two groups. */

@@ -150,7 +150,7 @@ static void routed(aff_backend *b, const aff_expert_shape *s, const aff_expert_t
 {
     aff_gpu *g = aff__gpu_of(b);
     const int row = aff__gpu_slab_layer(g, e, layer);
-    const bool away = row >= 0 && g->groups.at, few = T <= (away ? b->repeat_rows : AFF_K_FEW);
+    const bool away = row >= 0 && g->slab->away, few = T <= (away ? g->slab->few_rows : AFF_K_FEW);
     const int32_t batch = few ? AFF_K_ITEM_FEW : aff__k_item_many(g->amd),
                   items = aff__k_max_items(T, K, e->experts, batch), tile = few ? 128 : 64;
     const int n = T * K;
@@ -166,7 +166,7 @@ static void routed(aff_backend *b, const aff_expert_shape *s, const aff_expert_t
                          .link = (aff__rt_info(g->rt)->units + 7) / 8,
                          .limit = s->swiglu_limit};
     memcpy(a->off, e->plane, sizeof a->off);
-    if (row >= 0) g->moe[g->moes - 1] = (aff_gpu_moe){row, T, K};
+    if (row >= 0) g->moe[g->moes - 1] = (aff_gpu_moe){row, T, K, few};
     int8_t *xq;
     float *xs;
     quantise(g, x, T, s->hidden, AFF_G_XQ, &xq, &xs);

@@ -55,7 +55,7 @@ static aff_status copy(void *ctx, const aff_tier_copy *c, int n, aff_error *err)
         char *slot = s->range + (uint64_t)c[i].slab * s->o.pitch;
         if (c[i].slab < 0 || c[i].slab >= s->slots)
             return aff__fail(err, AFF_E_INVALID, "copy of an expert: slab slot %lld of %lld", (long long)c[i].slab, (long long)s->slots);
-        AFF_TRY(aff__rt_copy(g->rt, s->moves, c[i].up ? (void *)slot : c[i].host, c[i].up ? (const void *)c[i].host : slot, s->o.pitch, err));
+        AFF_TRY(aff__rt_copy(g->rt, s->moves, c[i].up ? (void *)slot : c[i].host, c[i].up ? (const void *)c[i].host : slot, s->o.bytes, err));
     }
     return aff__rt_sync(g->rt, s->moves, err);
 }
@@ -76,11 +76,14 @@ static aff_status publish(void *ctx, const aff_tier_change *c, int n, aff_error 
     for (int i = 0; i < n; i++) {
         const int64_t at = (int64_t)c[i].layer * s->o.experts + c[i].expert;
         const uint64_t word = word_of(s, &c[i].place);
-        s->elsewhere[c[i].layer] += (int)(s->mirror[at] & AFF_BASE_CARD) - (int)(word & AFF_BASE_CARD);
+        const int left = (int)(s->mirror[at] & AFF_BASE_CARD) - (int)(word & AFF_BASE_CARD);
+        s->elsewhere[c[i].layer] += left;
+        s->away += left;
         s->mirror[at] = word;
         lo = at < lo ? at : lo;
         hi = at + 1 > hi ? at + 1 : hi;
     }
+    g->base.repeat_rows = s->away ? s->few_rows : AFF_MAX_CHUNK;
     return lo < hi ? g->mem.write(&g->mem, s->table + lo, s->mirror + lo, (uint64_t)(hi - lo) * sizeof *s->table, err) : AFF_OK;
 }
 
@@ -150,15 +153,17 @@ static aff_status open_slab(aff_gpu *g, aff_error *err)
     AFF_TRY(aff__calloc(&s->mirror, words, sizeof *s->mirror, "expert table", err));
     AFF_TRY(aff__calloc(&s->elsewhere, (uint64_t)s->o.layers, sizeof *s->elsewhere, "expert table", err));
     for (int l = 0; l < s->o.layers; l++) s->elsewhere[l] = s->o.experts;
+    s->away = (int64_t)words;
+    s->few_rows = AFF_K_FEW;
     AFF_TRY(aff__rt_alloc(g->rt, (void **)&s->table, words * sizeof *s->table, "expert table", err));
     AFF_TRY(g->mem.write(&g->mem, s->table, s->mirror, words * sizeof *s->table, err));
     AFF_TRY(aff__rt_host_alloc(g->rt, (void **)&s->log, (uint64_t)AFF_G_COUNTS * (uint64_t)s->log_row * sizeof *s->log, "log of picks", err));
+    AFF_TRY(aff__gpu_groups_open(g, err));
     const uint64_t full = aff__align_up(words * s->o.pitch + GUARD, page);
     AFF_TRY(budget(g, full, &take, err));
     s->chunk = aff__align_up(aff__rt_info(g->rt)->memory / 512 + 1, page);
     s->range_bytes = full;
-    if (take < full) { /* a part of them: then there is a prompt's way for the others, and moves */
-        AFF_TRY(aff__gpu_groups_open(g, err));
+    if (take < full) { /* a part of them: then there are moves */
         s->range_bytes = aff__align_up((words + (uint64_t)s->o.spare) * s->o.pitch + GUARD, page);
         AFF_TRY(budget(g, s->range_bytes, &take, err));
     }
@@ -192,14 +197,14 @@ static aff_status slab_host(aff_backend *b, const aff_slab_host *h, aff_error *e
     s->hosted = h != NULL;
     if (!h) return AFF_OK;
     s->host = *h;
-    b->repeat_rows = s->slots >= (int64_t)s->o.layers * s->o.experts ? AFF_MAX_CHUNK : AFF_K_FEW;
     int64_t staging = h->staging_slots;
     if (s->attached && !s->pinned && staging < 2 * s->o.picks) staging = 2 * s->o.picks; /* the whole pool is as far as the disk */
     if (!staging) return AFF_OK;
     const int64_t rows = staging / s->o.picks;
     if (!rows)
         return aff__fail(err, AFF_E_INVALID, "experts on disk: %lld staging slots, expected at least the %d that a row picks", (long long)staging, s->o.picks);
-    if (rows < b->repeat_rows) b->repeat_rows = (int)rows;
+    s->few_rows = rows < AFF_K_FEW ? (int)rows : AFF_K_FEW;
+    if (s->away) b->repeat_rows = s->few_rows;
     return aff__gpu_stage_open(g, staging, err);
 }
 
@@ -249,7 +254,7 @@ static void count_links(aff_gpu *g, const aff_gpu_moe *m, const int32_t *pick)
         if (after) continue; /* counted at the last */
         s->count.link_items++;
         for (int left = before + 1; left > 0; left -= AFF_K_ITEM_FEW)
-            s->count.link_bytes += s->o.pitch * (uint64_t)(((left < AFF_K_ITEM_FEW ? left : AFF_K_ITEM_FEW) + AFF_K_STREAM_BATCH - 1) / AFF_K_STREAM_BATCH);
+            s->count.link_bytes += s->o.bytes * (uint64_t)(((left < AFF_K_ITEM_FEW ? left : AFF_K_ITEM_FEW) + AFF_K_STREAM_BATCH - 1) / AFF_K_STREAM_BATCH);
     }
 }
 
@@ -258,8 +263,20 @@ void aff__gpu_slab_finish(aff_gpu *g)
     if (!g->slab) return;
     for (int i = 0; i < g->moes; i++) {
         const aff_gpu_moe *m = &g->moe[i];
-        if (m->T <= AFF_K_FEW && g->slab->elsewhere[m->layer]) count_links(g, m, aff__gpu_slab_log(g, i));
+        if (m->few && g->slab->elsewhere[m->layer]) count_links(g, m, aff__gpu_slab_log(g, i));
     }
+}
+
+static void counted(aff_backend *b, aff_tier_counters *out)
+{
+    aff_gpu *g = aff__gpu_of(b);
+    if (!g->slab) return;
+    aff_tier_counters *c = &g->slab->count;
+    out->link_items += c->link_items;
+    out->link_bytes += c->link_bytes;
+    out->stream_bytes += c->stream_bytes;
+    out->staged += c->staged;
+    *c = (aff_tier_counters){0};
 }
 
 static bool used(aff_backend *b, int i, aff_experts_used *out)
@@ -277,5 +294,6 @@ void aff__gpu_slab_ops(aff_backend *b)
     b->slab = slab;
     b->slab_host = slab_host;
     b->used = used;
+    b->counted = counted;
     b->repeat_rows = AFF_MAX_CHUNK;
 }

@@ -35,7 +35,7 @@ static void begin_load(aff_gpu *g, uint32_t ticket)
     t->load[i] = (aff_load){.layer = (int)which / E, .expert = (int)which % E, .to = t->slots_at + i * g->slab->o.pitch, .done = done, .ctx = g};
     pthread_mutex_lock(&t->lock);
     t->open++;
-    t->staged++;
+    g->slab->count.staged++;
     pthread_mutex_unlock(&t->lock);
     g->slab->host.fetch(g->slab->host.ctx, &t->load[i]);
 }

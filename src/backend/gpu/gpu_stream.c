@@ -64,7 +64,7 @@ static void ask(way *w)
         const int i = w->asked % (int)t->slots;
         pthread_mutex_lock(&t->lock);
         t->open++;
-        t->staged++;
+        w->g->slab->count.staged++;
         t->ticket[i] = 0; /* 1: it is there */
         pthread_mutex_unlock(&t->lock);
         t->load[i] = (aff_load){.layer = w->layer, .expert = w->id[w->host + w->asked], .to = t->slots_at + (uint64_t)i * w->g->slab->o.pitch, .done = arrived, .ctx = w->g};
@@ -102,15 +102,15 @@ static void bring(way *w, int k)
 {
     aff_gpu *g = w->g;
     aff_gpu_groups *q = &g->groups;
-    const uint64_t pitch = g->slab->o.pitch, *word = g->slab->mirror + (int64_t)w->layer * g->slab->o.experts;
+    const uint64_t pitch = g->slab->o.pitch, bytes = g->slab->o.bytes, *word = g->slab->mirror + (int64_t)w->layer * g->slab->o.experts;
     const int p = k & 1, end = (k + 1) * q->each < w->n ? (k + 1) * q->each : w->n;
     aff_error err;
     if (q->busy[p]) aff__gpu_note(g, aff__rt_wait(g->rt, q->copies, q->used[p], &err), &err);
     for (int i = k * q->each; i < end && g->status == AFF_OK; i++) {
         const uint8_t *from = i < w->host ? (const uint8_t *)(uintptr_t)(word[w->id[i]] & ~(uint64_t)AFF_BASE_TAGS) : from_disk(w, p);
         if (g->status != AFF_OK) return;
-        aff__gpu_note(g, aff__rt_copy(g->rt, q->copies, q->at + (uint64_t)(i % (2 * q->each)) * pitch, from, pitch, &err), &err);
-        g->slab->count.stream_bytes += pitch;
+        aff__gpu_note(g, aff__rt_copy(g->rt, q->copies, q->at + (uint64_t)(i % (2 * q->each)) * pitch, from, bytes, &err), &err);
+        g->slab->count.stream_bytes += bytes;
     }
     aff_status s = aff__rt_record(g->rt, q->copied[p], q->copies, &err);
     if (s == AFF_OK) s = aff__rt_wait(g->rt, g->s, q->copied[p], &err);
