@@ -376,6 +376,7 @@ static aff_status load(app *a, aff_net_options no, aff_memplan *p, int *code, af
     const uint64_t start = aff__now_ns();
     AFF_TRY(aff__net_open(&a->net, f->model, &no, err));
     AFF_TRY(aff__setup_tiers(&f->setup, p, a->net, warn, err));
+    AFF_TRY(aff__setup_card(&f->setup, p, warn, &a->o, err));
     fprintf(stderr, "  loaded in %.2f s\n", (double)(aff__now_ns() - start) / 1e9);
     return AFF_OK;
 }

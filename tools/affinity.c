@@ -573,6 +573,7 @@ static aff_status prepare(app *a, int *code, aff_error *err)
     const aff_net_options no = net_options(f);
     AFF_TRY(aff__net_open(&a->net, f->model, &no, err));
     AFF_TRY(aff__setup_tiers(&f->setup, &p, a->net, on_warning, err));
+    AFF_TRY(aff__setup_card(&a->f.setup, &p, on_warning, &o, err));
     AFF_TRY(aff__setup_cache(&f->setup, a->net, on_warning, &o, &a->cache, err));
     if (f->route_trace) {
         AFF_TRY(aff__route_trace_open(&a->trace, f->route_trace, a->net, err));
@@ -738,6 +739,7 @@ static aff_status open_for_talk(app *a, aff_keep *keep, aff_error *err)
     const aff_net_options no = net_options(f);
     AFF_TRY(aff__net_open(&a->net, f->model, &no, err));
     AFF_TRY(aff__setup_tiers(&f->setup, &p, a->net, on_warning, err));
+    AFF_TRY(aff__setup_card(&a->f.setup, &p, on_warning, &o, err));
     return aff__engine_create(&a->engine, a->net, &o, err);
 }
 

@@ -5,6 +5,7 @@
 #include "engine/engine_internal.h"
 #include "state/grow.h"
 #include "base/clock.h"
+#include "base/machine.h"
 #include "base/mem.h"
 #include <math.h>
 #include <stdlib.h>
@@ -92,6 +93,21 @@ aff_status aff__engine_plan(aff_engine_bytes *out, const aff_net *net, const aff
     return AFF_OK;
 }
 
+static aff_status place_experts(aff_engine *e, aff_error *err)
+{
+    static const uint64_t reserve = UINT64_C(1536) << 20; /* of the machine's memory */
+    aff_machine m;
+    aff_card_options c = {.gpu_bytes = -1, .headroom = -1, .warn = e->o.warn, .warn_ctx = e->o.warn_ctx};
+    const aff_card_options *use = e->o.card;
+    e->o.card = NULL; /* the caller's, for now only */
+    if (!use) {
+        const uint64_t there = aff__machine_here(&m, "", NULL) == AFF_OK ? aff__machine_available(&m) : 0;
+        c.host_bytes = there > reserve ? there - reserve : 0;
+        use = &c;
+    }
+    return aff__runner_experts(e->runner, use, err);
+}
+
 static aff_status make_parts(aff_engine *e, aff_error *err)
 {
     const uint64_t vocab = (uint64_t)e->cfg->vocab;
@@ -104,7 +120,7 @@ static aff_status make_parts(aff_engine *e, aff_error *err)
     if (e->draft == AFF_DRAFT_MTP1) AFF_TRY(aff__calloc(&e->mtp, vocab * AFF_PASS_ROWS, sizeof(float), "logits of the draft", err));
     AFF_TRY(aff__calloc(&e->slot, (uint64_t)e->o.slots, sizeof *e->slot, "slots", err));
     if (e->o.device.choice == AFF_DEVICE_RT) {
-        AFF_TRY(aff__runner_on(&e->runner, e->net, &e->o.device, e->o.threads, err));
+        AFF_TRY(aff__runner_on_bare(&e->runner, e->net, &e->o.device, e->o.threads, err));
         so.memory = aff__runner_memory(e->runner);
     } else {
         AFF_TRY(aff__runner_create(&e->runner, e->net, e->o.threads, err));
@@ -113,6 +129,7 @@ static aff_status make_parts(aff_engine *e, aff_error *err)
     so.grower = e->grower;
     for (int i = 0; i < e->o.slots; i++) AFF_TRY(aff__seq_open(&e->slot[i].seq, e->net, &so, err));
     AFF_TRY(aff__runner_chunk(e->runner, pass_rows(&e->o), err));
+    if (e->o.device.choice == AFF_DEVICE_RT) AFF_TRY(place_experts(e, err)); /* the slab takes what the sequences leave */
     if (e->o.route) aff__runner_on_route(e->runner, e->o.route, e->o.route_ctx);
     const aff_heat *h = aff__runner_heat(e->runner);
     e->view = (aff_snapshot){

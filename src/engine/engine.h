@@ -52,6 +52,8 @@ typedef struct aff_engine_options {
     aff_engine_cache cache; /* functions NULL: none */
     aff_route_fn route; /* sees every layer's routes (model/forward.h); NULL: none */
     void *route_ctx;
+    const struct aff_card_options *card; /* with a device: where its experts go (model/forward.h), read by create only; NULL: on it as many as fit, the
+                                            rest in what the machine has left, then on disk */
     const aff_pass_times *times; /* times to choose widths by, instead of measured ones; NULL: measure. For repeatable checks */
     void (*warn)(void *ctx, const char *line); /* one line that a person should see; NULL allowed. On the engine thread */
     void *warn_ctx;

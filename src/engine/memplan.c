@@ -135,6 +135,7 @@ static aff_status tiers(aff_memplan *p, const aff_memplan_input *in, aff_error *
     const bool card = in->engine->device.choice == AFF_DEVICE_RT;
     const uint64_t left = left_for_experts(p, &z, in->host_reserve);
     p->experts_mapped = card || (in->host_pool < 0 && !z.experts_copied && (!z.experts_in_file || (uint64_t)all * z.expert <= left));
+    if (card) p->card_host = in->host_pool < 0 || (uint64_t)in->host_pool > left ? left : (uint64_t)in->host_pool;
     if (p->experts_mapped) return AFF_OK;
     /* Bounded by what there is: memory that is not there would be missed at the first touch. */
     const bool clamped = in->host_pool > 0 && (uint64_t)in->host_pool > left;

@@ -39,6 +39,7 @@ typedef struct aff_memplan {
     bool experts_mapped;
     int64_t expert_slots, expert_staging; /* slots of memory, those of them for experts on their way; staging 0: as aff__tiers_split says */
     aff_tier_split expert_split;
+    uint64_t card_host; /* with a card: bytes of memory for what it does not hold, at most */
     /* By aff__memplan_judge. */
     bool fits;
     char verdict[400]; /* one line; when it does not fit, what would */

@@ -11,6 +11,10 @@ aff_status aff__setup_check(const aff_setup *s, aff_error *err)
     aff_placement_options placement;
     if (s->device) AFF_TRY(aff__device_parse(&d, s->device, err));
     AFF_TRY(aff__setup_placement(s, &placement, err));
+    if (s->dspark_placement && strcmp(s->dspark_placement, "vram") != 0 && strcmp(s->dspark_placement, "ram") != 0)
+        return aff__fail(err, AFF_E_INVALID, "--dspark-placement: expected vram or ram, got '%s'", s->dspark_placement);
+    if (!(s->device && d.choice == AFF_DEVICE_RT) && (s->gpu >= 0 || s->gpu_headroom >= 0 || s->dspark_placement))
+        return aff__fail(err, AFF_E_INVALID, "--gpu-mib, --gpu-headroom-mib, --dspark-placement: expected a card with them (--device)");
     if (s->machine) AFF_TRY(aff__machine_parse(&m, s->machine, err));
     if (!s->cache_dir && (s->cache_gib || s->cache_block || s->cache_stays || s->cache_verify))
         return aff__fail(err, AFF_E_INVALID,
@@ -82,6 +86,21 @@ aff_status aff__setup_placement(const aff_setup *s, aff_placement_options *o, af
     o->hysteresis = o->disk_hysteresis = s->hysteresis;
     o->min_gain = o->disk_min_gain = s->min_gain;
     return aff__placement_options_check(o, err);
+}
+
+aff_status aff__setup_card(aff_setup *s, const aff_memplan *p, void (*warn)(void *ctx, const char *line), aff_engine_options *o, aff_error *err)
+{
+    if (o->device.choice != AFF_DEVICE_RT) return AFF_OK;
+    s->card_tiers = (aff_tier_options){.loader = {.warn = warn}};
+    AFF_TRY(aff__setup_placement(s, &s->card_tiers.placement, err));
+    s->card = (aff_card_options){.gpu_bytes = s->gpu < 0 ? -1 : s->gpu << 20,
+                                 .headroom = s->gpu_headroom < 0 ? -1 : s->gpu_headroom << 20,
+                                 .host_bytes = p->card_host,
+                                 .draft_in_memory = s->dspark_placement && !strcmp(s->dspark_placement, "ram"),
+                                 .tiers = &s->card_tiers,
+                                 .warn = warn};
+    o->card = &s->card;
+    return AFF_OK;
 }
 
 /* The names of a list with commas, which is changed. */

@@ -9,23 +9,25 @@
 /* Numbers: -1 is not given. */
 typedef struct aff_setup {
     int64_t kv_size, kv_commit, kv_margin, memory; /* memory in MiB */
-    int64_t host_pool, host_reserve; /* MiB */
+    int64_t host_pool, host_reserve, gpu, gpu_headroom; /* MiB */
     int64_t moves, lead, shadow;
     double decay, hysteresis, min_gain;
-    const char *strategy, *expert_copies;
+    const char *strategy, *expert_copies, *dspark_placement;
+    aff_card_options card; /* made by aff__setup_card, with the tiers' options it names */
+    aff_tier_options card_tiers;
     const char *cache_dir, *machine, *device;
     int64_t cache_gib, cache_block;
     bool cache_stays, cache_verify, plan, plan_json;
 } aff_setup;
 #define AFF_SETUP_NOTHING \
-    {.kv_size = -1, .kv_commit = -1, .kv_margin = -1, .host_pool = -1, .host_reserve = -1, .memory = -1, .moves = -1, .lead = -1, .shadow = -1, .decay = -1, \
+    {.kv_size = -1, .kv_commit = -1, .kv_margin = -1, .host_pool = -1, .host_reserve = -1, .gpu = -1, .gpu_headroom = -1, .memory = -1, .moves = -1, .lead = -1, .shadow = -1, .decay = -1, \
      .hysteresis = -1, .min_gain = -1}
 
 /* Entries of a program's option table. */
 #define AFF_SETUP_OPTIONS(s) AFF_SETUP_DEVICE(s), AFF_SETUP_MEMORY(s), AFF_SETUP_EXPERTS(s), AFF_SETUP_CACHE(s)
 #define AFF_SETUP_DEVICE(s) \
     {"device", 0, AFF_OPT_STR, &(s)->device, "NAME", \
-     "Where the model runs, all of it in that memory: cpu, cuda:N, hip:N, or an emulated card, emu:SIZE; auto is the CPU [auto].", "Device"}
+     "Where the model runs: cpu, cuda:N, hip:N, or an emulated card, emu:SIZE; auto is the CPU [auto].", "Device"}
 #define AFF_SETUP_MEMORY(s) \
     {"kv-size", 0, AFF_OPT_INT, &(s)->kv_size, "N", "Positions of a sequence, prompt and answer: address space [what is needed, the model's at most].", "Memory", 1, 1e9}, \
     {"kv-commit", 0, AFF_OPT_INT, &(s)->kv_commit, "N", "Positions that have memory from the start, all sequences together [65536].", .max = 1e9}, \
@@ -37,6 +39,9 @@ typedef struct aff_setup {
 #define AFF_SETUP_EXPERTS(s) \
     {"host-pool-mib", 0, AFF_OPT_INT, &(s)->host_pool, "N", \
      "Memory for routed experts; the others stay on disk and are read as they are used. 0: as little as goes [the file's mapping if all fit, else what is left].", "Experts", 0, 1e9}, \
+    {"gpu-mib", 0, AFF_OPT_INT, &(s)->gpu, "N", "Memory of the card for routed experts, at most [what is left of it].", NULL, 0, 1e9}, \
+    {"gpu-headroom-mib", 0, AFF_OPT_INT, &(s)->gpu_headroom, "N", "Memory of the card that stays free [0.8 % of it].", NULL, 0, 1e9}, \
+    {"dspark-placement", 0, AFF_OPT_STR, &(s)->dspark_placement, "WHERE", "The draft's experts: vram, before all others, or ram, off the card [vram]."}, \
     {"host-pool-reserve-mib", 0, AFF_OPT_INT, &(s)->host_reserve, "N", "Memory that the pool leaves free [1536].", NULL, 0, 1e9}, \
     {"expert-copies", 0, AFF_OPT_STR, &(s)->expert_copies, "FILES", "Further copies of the model's file on other disks, separated by commas: reads are dealt over all of them."}, \
     {"placement-strategy", 0, AFF_OPT_STR, &(s)->strategy, "NAME", "Which experts move between tiers: heat, demand, or static for none [heat]. No text depends on it."}, \
@@ -60,6 +65,8 @@ enum { AFF_EXIT_DOES_NOT_FIT = 3 };
 aff_status aff__setup_check(const aff_setup *s, aff_error *err);
 /* The engine's options that the flags are about. `needed`: positions if --kv-size is not given, 0: the model's. */
 void aff__setup_engine(const aff_setup *s, int64_t needed, aff_engine_options *o); /* after aff__setup_check */
+/* With a device: sets o->card, which points into *s. After the plan. */
+aff_status aff__setup_card(aff_setup *s, const aff_memplan *p, void (*warn)(void *ctx, const char *line), aff_engine_options *o, aff_error *err);
 /* The plan of an outline, judged. */
 aff_status aff__setup_plan(const aff_setup *s, const aff_net *outline, const aff_engine_options *o,
                            bool listens_to_prompts, aff_memplan *p, aff_error *err);

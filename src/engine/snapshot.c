@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "engine/engine_internal.h"
 #include "state/seq.h"
+#include <stdlib.h>
 #include <string.h>
 
 void aff__snapshot_look(aff_engine *e)
@@ -16,7 +17,7 @@ void aff__snapshot_publish(aff_engine *e)
     const aff_heat *h = aff__runner_heat(e->runner);
     s->passes = e->passes;
     s->draft = e->stats;
-    aff_tiers *t = aff__net_expert_tiers(e->net);
+    aff_tiers *t = aff__runner_tiers(e->runner);
     if (t) s->tiers = aff__tiers_counters(t);
     s->tiered = t && !aff__tiers_mapped(t);
     s->state_bytes = 0;
@@ -37,6 +38,22 @@ void aff__snapshot_publish(aff_engine *e)
     if (e->heat && h->v) memcpy(e->heat, h->v, (size_t)h->layers * (size_t)h->experts * sizeof *e->heat);
 }
 
+/* The trunk's part of a device's tiers, either NULL. */
+static void look_at_tiers(const aff_engine *e, float *heat, uint8_t *tier)
+{
+    aff_tiers *t = aff__runner_tiers(e->runner);
+    const size_t n = (size_t)e->view.layers * (size_t)e->view.experts, all = (size_t)aff__tiers_layers(t) * (size_t)aff__tiers_experts(t);
+    float *h = malloc(all * sizeof *h);
+    uint8_t *w = malloc(all);
+    if (h && w) {
+        aff__tiers_planes(t, h, w);
+        if (heat) memcpy(heat, h, n * sizeof *h);
+        if (tier) memcpy(tier, w, n);
+    }
+    free(h);
+    free(w);
+}
+
 void aff__engine_snapshot(aff_engine *e, aff_snapshot *out, float *heat)
 {
     pthread_mutex_lock(&e->lock);
@@ -46,6 +63,7 @@ void aff__engine_snapshot(aff_engine *e, aff_snapshot *out, float *heat)
     for (int i = 0; i < e->o.slots; i++) out->running += e->slot[i].job != NULL;
     if (heat && e->heat) memcpy(heat, e->heat, (size_t)out->layers * (size_t)out->experts * sizeof *heat);
     pthread_mutex_unlock(&e->lock);
+    if (heat && out->on_device) look_at_tiers(e, heat, NULL);
     out->at_ns = aff__now_ns();
 }
 
@@ -53,10 +71,9 @@ void aff__engine_tiers(aff_engine *e, uint8_t *tier)
 {
     pthread_mutex_lock(&e->lock);
     const bool card = e->view.on_device;
-    const size_t n = (size_t)e->view.layers * (size_t)e->view.experts;
     pthread_mutex_unlock(&e->lock);
     if (card)
-        memset(tier, AFF_TIER_CARD, n); /* all of them were put there */
+        look_at_tiers(e, NULL, tier);
     else
         aff__net_tiers(e->net, tier);
 }

@@ -328,6 +328,7 @@ int aff__serve_main(int argc, char **argv)
         s = open_all(&f, &o, &no, &net, &tok, &err);
     }
     if (s == AFF_OK) s = aff__setup_tiers(&f.setup, &p, net, warn, &err);
+    if (s == AFF_OK) s = aff__setup_card(&f.setup, &p, warn, &o.engine, &err);
     if (s == AFF_OK) s = aff__setup_cache(&f.setup, net, warn, &o.engine, &cache, &err);
     if (s == AFF_OK && f.setup.cache_stays) o.replay_dir = f.setup.cache_dir;
     if (s == AFF_OK) s = aff__server_ready(server, net, tok, &o, &err);

@@ -80,7 +80,7 @@ aff_status aff__runner_create(aff_runner **out, const aff_net *net, int threads,
 }
 void aff__runner_free(aff_runner *r) { free(r); }
 /* No device in these tests. */
-aff_status aff__runner_on(aff_runner **out, const aff_net *net, const aff_device_spec *spec, int threads, aff_error *e)
+aff_status aff__runner_on_bare(aff_runner **out, const aff_net *net, const aff_device_spec *spec, int threads, aff_error *e)
 {
     *out = NULL;
     return AFF_E_UNSUPPORTED;
@@ -91,6 +91,14 @@ void aff__net_tiers(const aff_net *n, uint8_t *tier) {}
 struct aff_tiers *aff__net_expert_tiers(const aff_net *n)
 {
     return NULL;
+}
+struct aff_tiers *aff__runner_tiers(const aff_runner *r)
+{
+    return NULL;
+}
+aff_status aff__runner_experts(aff_runner *r, const aff_card_options *o, aff_error *e)
+{
+    return AFF_E_UNSUPPORTED;
 }
 const aff_heat *aff__runner_heat(const aff_runner *r)
 {

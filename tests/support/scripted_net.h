@@ -103,6 +103,14 @@ struct aff_tiers *aff__net_expert_tiers(const aff_net *n)
 {
     return NULL;
 }
+struct aff_tiers *aff__runner_tiers(const aff_runner *r)
+{
+    return NULL;
+}
+aff_status aff__runner_experts(aff_runner *r, const aff_card_options *o, aff_error *e)
+{
+    return AFF_E_UNSUPPORTED;
+}
 bool aff__runner_device(aff_runner *r, aff_device_view *out)
 {
     return false;
