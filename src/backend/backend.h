@@ -97,6 +97,8 @@ struct aff_backend {
     aff_status (*slab_host)(aff_backend *b, const aff_slab_host *h, aff_error *err);
     /* Number i of the mixtures of the pass that finish ended, in their order; false: there were no more. */
     bool (*used)(aff_backend *b, int i, aff_experts_used *out);
+    /* After a pass that failed with AFF_E_NOMEM and was given up: true if there is now room for what it missed. NULL: never. */
+    bool (*make_room)(aff_backend *b);
     /* Adds the fields marked (card) of experts/tiers.h since the last call. */
     void (*counted)(aff_backend *b, struct aff_tier_counters *out);
     int repeat_rows; /* most rows of a pass that repeat is for: as many as find room for experts on disk */

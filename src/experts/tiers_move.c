@@ -346,6 +346,15 @@ void aff__tiers_stall(aff_tiers *t, bool on)
     pthread_mutex_unlock(&t->lock);
 }
 
+/* A move that must be: an expert that is kept where it is, is so no longer. */
+static bool force(aff_tiers *t, int64_t i, aff_tier from, aff_tier to, aff_move *m)
+{
+    const int l = (int)(i / t->experts), e = (int)(i % t->experts);
+    if (aff__placement_force(t->place, l, e, from, to, m)) return true;
+    aff__placement_pin(t->place, l, e, false);
+    return aff__placement_force(t->place, l, e, from, to, m);
+}
+
 /* The pool's coldest expert goes to the disk; false: there is none that can. */
 static bool drop_coldest(aff_tiers *t)
 {
@@ -356,7 +365,7 @@ static bool drop_coldest(aff_tiers *t)
         if (aff__placement_tier(t->place, l, e) != AFF_TIER_HOST || aff__placement_busy(t->place, l, e)) continue;
         if (cold < 0 || aff__placement_heat(t->place, l, e) < aff__placement_heat(t->place, (int)(cold / t->experts), (int)(cold % t->experts))) cold = i;
     }
-    if (cold < 0 || !aff__placement_force(t->place, (int)(cold / t->experts), (int)(cold % t->experts), AFF_TIER_HOST, AFF_TIER_DISK, &m)) return false;
+    if (cold < 0 || !force(t, cold, AFF_TIER_HOST, AFF_TIER_DISK, &m)) return false;
     carry(t, &m);
     return true;
 }
@@ -372,7 +381,7 @@ static bool evict(aff_tiers *t, int64_t slots, int64_t *left)
         if (t->slab[i] < slots) continue;
         ++*left;
         if (!t->free_job) continue;
-        if (aff__placement_force(t->place, (int)(i / t->experts), (int)(i % t->experts), AFF_TIER_CARD, lower, &m)) {
+        if (force(t, i, AFF_TIER_CARD, lower, &m)) {
             carry(t, &m);
             moved = true;
         } else if (lower == AFF_TIER_HOST && t->free_job) {

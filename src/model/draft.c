@@ -100,7 +100,7 @@ static aff_status draft_blocks(void *ctx, aff_error *err)
     return AFF_OK;
 }
 
-aff_status aff__draft_many(aff_runner *r, const aff_draft_request *d, int count, aff_trace_fn trace, void *trace_ctx, aff_error *err)
+static aff_status draft_once(aff_runner *r, const aff_draft_request *d, int count, aff_trace_fn trace, void *trace_ctx, aff_error *err)
 {
     aff_backend *B = r->b;
     const aff_config *c = &r->net->cfg;
@@ -124,6 +124,14 @@ aff_status aff__draft_many(aff_runner *r, const aff_draft_request *d, int count,
         AFF_TRY(draft_blocks(r, err));
     AFF_TRY(read_drafts(r, d, count, err));
     return aff__rows_done(r, err);
+}
+
+aff_status aff__draft_many(aff_runner *r, const aff_draft_request *d, int count, aff_trace_fn trace, void *trace_ctx, aff_error *err)
+{
+    aff_status s;
+    do s = draft_once(r, d, count, trace, trace_ctx, err);
+    while (s == AFF_E_NOMEM && r->tiers && (aff__residency_abandon(r), r->b->make_room(r->b)));
+    return s;
 }
 
 aff_status aff__draft_block(aff_runner *r, aff_seq *seq, int32_t id0, int32_t *ids, float *conf, float *logits, aff_trace_fn trace, void *trace_ctx,

@@ -323,7 +323,7 @@ static aff_status pass(aff_runner *r, const aff_batch *b, int count, int at, aff
     return commit_rows(r, err);
 }
 
-static aff_status forward(aff_runner *r, const aff_batch *b, int count, aff_error *err)
+static aff_status forward_once(aff_runner *r, const aff_batch *b, int count, aff_error *err)
 {
     aff_status s = AFF_OK;
     r->streams = false;
@@ -333,6 +333,14 @@ static aff_status forward(aff_runner *r, const aff_batch *b, int count, aff_erro
     if (s != AFF_OK) aff__residency_abandon(r);
     for (int i = 0; s != AFF_OK && i < count; i++) aff__seq_undo(b[i].seq);
     r->streams = s == AFF_OK;
+    return s;
+}
+
+static aff_status forward(aff_runner *r, const aff_batch *b, int count, aff_error *err)
+{
+    aff_status s;
+    do s = forward_once(r, b, count, err);
+    while (s == AFF_E_NOMEM && r->b->make_room && r->b->make_room(r->b));
     return s;
 }
 

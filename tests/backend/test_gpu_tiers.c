@@ -519,6 +519,61 @@ static void test_tiers(void **state)
     aff__rt_emu_seed(0);
 }
 
+static void print_line(void *ctx, const char *line)
+{
+    (void)ctx;
+    print_message("%s\n", line);
+}
+
+/* A context that grows takes its memory from the slab, and working memory of larger passes too: experts leave, the text stays. */
+static void test_growth(void **state)
+{
+    enum { SEQS = 5, EACH = 24 };
+    (void)state;
+    aff_net *net = open_synthetic();
+    const int V = net->cfg.vocab;
+    const uint64_t pitch = aff__experts_layout(net->experts).pitch, total = (uint64_t)((net->layers + net->stages) * net->cfg.experts);
+    float *want = malloc(sizeof *want * (size_t)(SEQS * EACH * V)), *got = malloc(sizeof *got * (size_t)(SEQS * EACH * V));
+    int32_t ids[EACH];
+    for (int i = 0; i < EACH; i++) ids[i] = (i * 37 + 5) % V;
+    for (int tight = 0; tight < 2; tight++) {
+        aff_device_spec spec;
+        aff_runner *r;
+        aff_seq *s[SEQS];
+        must(aff__device_parse(&spec, card_name ? card_name : "emu:64M", &err));
+        must(aff__runner_on_bare(&r, net, &spec, 1, &err));
+        aff_gpu *g = aff__gpu_of(r->b);
+        for (int i = 0; i < SEQS; i++)
+            must(aff__seq_open(&s[i], net, &(aff_seq_options){.size = 512, .commit = -1, .margin = 32, .memory = aff__runner_memory(r)}, &err));
+        void *filler = NULL;
+        uint64_t there;
+        must(aff__rt_free_memory(g->rt, &there, &err));
+        if (tight) /* so that nearly nothing is free beside a slab of two thirds */
+            must(aff__rt_alloc(g->rt, &filler, there - (total * 2 / 3 + (uint64_t)(2 * g->groups.each + 2)) * pitch - 2 * (1 << 18), "filler", &err));
+        aff_tier_options t = {0};
+        aff__placement_options_init(&t.placement);
+        t.placement.shadow = 2;
+        t.placement.hysteresis = 1, t.placement.min_gain = 0;
+        must(aff__runner_experts(r, &(aff_card_options){.gpu_bytes = -1, .headroom = tight ? 0 : -1, .host_bytes = 30 * pitch, .tiers = &t, .draft_in_memory = true, .warn = print_line}, &err));
+        const int64_t before = g->slab->slots;
+        assert_true((before < (int64_t)total) == (tight == 1));
+        float *o = tight ? got : want;
+        for (int i = 0; i < SEQS; i++)
+            for (int at = 0; at < EACH; at += at ? EACH - 1 : 1) /* a token, then the rest: each needs memory */
+                must(aff__forward(r, &(aff_batch){.n = at ? EACH - 1 : 1, .id = ids + at, .seq = s[i], .logits = o + (i * EACH + at) * V}, &err));
+        print_message("slab of %lld slots, %lld after %d contexts; %d records\n", (long long)before, (long long)g->slab->slots, SEQS, g->n_records);
+        if (tight) assert_true(g->slab->slots < before);
+        must(aff__tiers_check(aff__runner_tiers(r), &err));
+        for (int i = 0; i < SEQS; i++) aff__seq_free(s[i]);
+        if (tight) aff__rt_free(g->rt, filler);
+        aff__runner_free(r);
+    }
+    assert_memory_equal(want, got, sizeof *want * (size_t)(SEQS * EACH * V));
+    free(want);
+    free(got);
+    aff__net_close(net);
+}
+
 /* A disk that fails ends the pass with its error and the sequence where it was; then all goes on. */
 static void test_disk_error(void **state)
 {
@@ -557,6 +612,6 @@ int main(int argc, char **argv)
         if (!strcmp(argv[i], "--only") && i + 1 < argc) cmocka_set_test_filter(argv[++i]);
         if (!strcmp(argv[i], "--device") && i + 1 < argc) card_name = argv[++i];
     }
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_places), cmocka_unit_test(test_mx), cmocka_unit_test(test_disk_error), cmocka_unit_test(test_tiers)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_places), cmocka_unit_test(test_mx), cmocka_unit_test(test_disk_error), cmocka_unit_test(test_tiers), cmocka_unit_test(test_growth)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -40,6 +40,11 @@ void *aff__gpu_scratch(aff_gpu *g, aff_gpu_scratch which, uint64_t bytes)
             aff__gpu_note(g, aff__fail(&err, AFF_E_INVALID, "recording a pass: its working memory grew"), &err);
             return NULL;
         }
+        if (!aff__gpu_may_take(g, bytes, g->scratch[which].bytes)) { /* the slab gives way between passes: the pass is run again */
+            g->scratch[which].wish = bytes;
+            aff__gpu_note(g, aff__fail(&err, AFF_E_NOMEM, "working memory of the pass: %llu bytes more than the experts on the card leave", (unsigned long long)bytes), &err);
+            return NULL;
+        }
         aff_status s = aff__rt_sync(g->rt, g->s, &err); /* kernels in flight may use the old one */
         drop_records(g);                                /* they hold the old address */
         aff__rt_free(g->rt, g->scratch[which].p);
@@ -50,6 +55,29 @@ void *aff__gpu_scratch(aff_gpu *g, aff_gpu_scratch which, uint64_t bytes)
         aff__gpu_note(g, s, &err);
     }
     return g->status == AFF_OK ? g->scratch[which].p : NULL;
+}
+
+/* Working memory that the last pass found no room for. */
+static bool make_room(aff_backend *b)
+{
+    aff_gpu *g = aff__gpu_of(b);
+    aff_error err;
+    bool any = false;
+    for (int i = 0; i < AFF_G_SCRATCHES; i++) {
+        const uint64_t bytes = g->scratch[i].wish;
+        if (!bytes) continue;
+        g->scratch[i].wish = 0;
+        drop_records(g);
+        aff__rt_sync(g->rt, g->s, NULL);
+        aff__rt_free(g->rt, g->scratch[i].p);
+        g->scratch[i].p = NULL;
+        g->scratch[i].bytes = 0;
+        aff__gpu_make_room(g, bytes);
+        if (aff__rt_alloc(g->rt, &g->scratch[i].p, bytes, "working memory of the pass", &err) != AFF_OK) return false;
+        g->scratch[i].bytes = bytes;
+        any = true;
+    }
+    return any;
 }
 
 /* A context's length enters grids and strides: passes of few rows round it up, so that a record serves until it has
@@ -227,6 +255,7 @@ static aff_status open_parts(aff_gpu *g, const aff_device_spec *spec, aff_error 
     AFF_TRY(aff__rt_open(&g->rt, spec, err));
     AFF_TRY(aff__device_results(spec, g->results, err));
     g->amd = aff__rt_info(g->rt)->fragment_columns == 16;
+    g->link_blocks = (aff__rt_info(g->rt)->units + 7) / 8; /* 17 of 132: more do not read faster (docs/benchmarks.md) */
     AFF_TRY(aff__rt_stream_create(g->rt, &g->s, err));
     AFF_TRY(aff__gpu_memory_init(g, err));
     AFF_TRY(aff__rt_alloc(g->rt, (void **)&g->pos, Q * sizeof *g->pos, "rows of a pass", err));
@@ -251,6 +280,7 @@ aff_status aff__gpu_backend(aff_backend **out, const aff_device_spec *spec, aff_
     g->base.begin = begin;
     g->base.finish = finish;
     g->base.repeat = repeat;
+    g->base.make_room = make_room;
     g->base.place = aff__gpu_place;
     g->base.view = view;
     g->base.free = destroy;

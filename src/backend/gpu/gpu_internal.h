@@ -120,6 +120,7 @@ typedef struct aff_gpu {
     int moes;             /* plans made in the pass */
     aff_gpu_moe moe[AFF_G_COUNTS];
     int used_moes;        /* of the pass before, for `used` */
+    int link_blocks;      /* of the streaming kernels that read experts over the link */
     pthread_t owner;      /* the thread that runs passes */
     aff_gpu_slab *slab;   /* NULL: experts are where `place` put them, all of them */
     aff_gpu_stage *stages;
@@ -136,7 +137,7 @@ typedef struct aff_gpu {
     const float *q_of; /* the array whose int8 form is in AFF_G_XQ */
     struct {
         void *p;
-        uint64_t bytes;
+        uint64_t bytes, wish; /* wish: more than there was room for */
     } scratch[AFF_G_SCRATCHES];
 } aff_gpu;
 
@@ -169,6 +170,8 @@ void aff__gpu_slab_free(aff_gpu *g);
 /* Before an allocation between passes: the slab gives back what is missing, if it can (docs/placement.md). What stays free for the system is not used
  * up while the slab has something left. */
 void aff__gpu_make_room(aff_gpu *g, uint64_t bytes);
+/* Whether `bytes` in place of `old` leave free what is to stay free; without a slab that could give way they may always be tried. */
+bool aff__gpu_may_take(aff_gpu *g, uint64_t bytes, uint64_t old);
 /* Row of the slab's table that a layer of `e` is, -1 without a slab. */
 int aff__gpu_slab_layer(const aff_gpu *g, const aff_expert_table *e, int layer);
 /* The plan's log of the pass's plan number `i`. */

@@ -163,7 +163,7 @@ static void routed(aff_backend *b, const aff_expert_shape *s, const aff_expert_t
                          .hidden = s->hidden,
                          .inter = s->inter,
                          .K = K,
-                         .link = (aff__rt_info(g->rt)->units + 7) / 8,
+                         .link = g->link_blocks,
                          .limit = s->swiglu_limit};
     memcpy(a->off, e->plane, sizeof a->off);
     if (row >= 0) g->moe[g->moes - 1] = (aff_gpu_moe){row, T, K, few};

@@ -127,6 +127,14 @@ void aff__gpu_make_room(aff_gpu *g, uint64_t bytes)
     if (there < need && s->committed) shrink(g, need - there);
 }
 
+bool aff__gpu_may_take(aff_gpu *g, uint64_t bytes, uint64_t old)
+{
+    const aff_gpu_slab *s = g->slab;
+    uint64_t there;
+    if (!s || !s->hosted || !s->host.resize || !s->committed || aff__rt_free_memory(g->rt, &there, NULL) != AFF_OK) return true;
+    return there + old >= bytes + s->keep;
+}
+
 /* Bytes that the slab may take of those that are free, in whole pages. */
 static aff_status budget(aff_gpu *g, uint64_t need, uint64_t *out, aff_error *err)
 {
