@@ -401,7 +401,7 @@ static void test_places(void **state)
         {"one slot, rest in the pool", -1, 100, true, true, 0, false, false},
         {"pool only", 0, 100, false, true, 0, false, true},
         {"45 %, pool and disk", 45, 50, true, true, 64, false, true},
-        {"no slab, pool 10 % and disk", 0, 10, false, true, 12, false, false},
+        {"no slab, pool 10 % and disk", 0, 10, false, true, 12, false, true},
         {"disk only", 0, 0, false, true, 4, false, true},
         {"one slot, disk", -1, 0, true, true, 20, false, true},
         {"45 %, pool and disk", 45, 50, true, true, 24, true, false},
@@ -469,7 +469,7 @@ static void test_tiers(void **state)
         {"pool only", 0, 100, AFF_PLACE_HEAT, false, false, false, false, true},
         {"no slab, pool 10 %", 0, 10, AFF_PLACE_HEAT, false, true, false, false, false},
         {"disk only", 0, 0, AFF_PLACE_STATIC, false, true, false, false, true},
-        {"all on the card", 100, 0, AFF_PLACE_HEAT, false, false, false, false, false},
+        {"all on the card", 100, 0, AFF_PLACE_HEAT, false, false, false, false, true},
     };
     (void)state;
     aff_net *net = open_synthetic();
