@@ -4,7 +4,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/rng.h"
-#include "engine/bench.h"
+#include "engine/bench_tiers.h"
 #include "engine/setup.h"
 #include "engine/text.h"
 #include "model/synthetic.h"
@@ -16,9 +16,9 @@
 
 typedef struct flags {
     const char *model, *synthetic, *expert_file, *tokenizer, *text, *numerics, *dspark, *dspark_model, *width, *cpu_path, *out,
-        *trace;
+        *trace, *hits;
     int64_t layers, experts, seed, threads, chunk, from, most, decode;
-    double skew, locality, rate;
+    double skew, locality, rate, link_rate, disk;
     aff_setup setup;
 } flags;
 
@@ -27,7 +27,9 @@ typedef struct app {
     aff_net *net;
     aff_engine *engine;
     aff_engine_options o;
+    aff_synthetic synthetic;
     aff_bench_routes routes;
+    aff_bench_rates hits; /* n > 0: measure by tiers */
     aff_routegen *gen;
     int32_t *ids; /* [f.most] */
     double rate;  /* GB/s */
@@ -87,6 +89,10 @@ static int parse(flags *f, int argc, char **argv)
          "Force made-up routes: the expert of rank r is chosen in proportion to 1/(r+1)^S.", "Routes", 0, 10},
         {"route-locality", 0, AFF_OPT_NUM, &f->locality, "L",
          "Force made-up routes: the share of a token's experts that it keeps from the one before.", NULL, 0, 0.999},
+        {"hit-rate", 0, AFF_OPT_STR, &f->hits, "H,..",
+         "Force routes by where experts are: the share of picks that falls on the card (on the CPU: in memory); one line for each H."},
+        {"disk-rate", 0, AFF_OPT_NUM, &f->disk, "D", "With --hit-rate and a card: the share on disk; the rest is in memory [0].", NULL, 0, 1},
+        {"link-rate", 0, AFF_OPT_NUM, &f->link_rate, "GBS", "With --hit-rate and a card: GB/s of its link, for the bounds.", NULL, 0.1, 1e6},
         {"route-trace", 0, AFF_OPT_STR, &f->trace, "FILE", "Write which experts every layer of every pass used."},
         AFF_SETUP_DEVICE(&f->setup),
         AFF_SETUP_MEMORY(&f->setup),
@@ -109,7 +115,24 @@ static void warn(void *ctx, const char *line)
     fprintf(stderr, "aff-bench: %s\n", line);
 }
 
-static aff_status check_flags(app *a, aff_net_options *no, aff_synthetic *y, aff_error *err)
+static aff_status check_hits(app *a, bool device, aff_error *err)
+{
+    const flags *f = &a->f;
+    if (!f->hits) {
+        if (f->disk > 0 || f->link_rate > 0) return aff__fail(err, AFF_E_INVALID, "--disk-rate, --link-rate: expected --hit-rate with them");
+        return AFF_OK;
+    }
+    if (f->skew >= 0 || f->locality >= 0 || f->trace)
+        return aff__fail(err, AFF_E_INVALID, "--hit-rate: expected no other --route flag with it");
+    if (f->dspark && strcmp(f->dspark, "on") == 0) return aff__fail(err, AFF_E_INVALID, "--hit-rate: expected --dspark off: it decodes forced tokens");
+    if (device && (!f->rate || !f->link_rate))
+        return aff__fail(err, AFF_E_INVALID, "--hit-rate on a card: expected --memory-rate and --link-rate, the GB/s of its memory and of its link");
+    if (!device && (f->disk > 0 || f->link_rate > 0))
+        return aff__fail(err, AFF_E_INVALID, "--disk-rate, --link-rate: expected a card (--device): on the CPU all that is no hit is on disk");
+    return aff__bench_rates("--hit-rate", f->hits, &a->hits, err);
+}
+
+static aff_status check_flags(app *a, aff_net_options *no, aff_error *err)
 {
     flags *f = &a->f;
     static const char *const modes[] = {"math", "sim", "fast", NULL},
@@ -137,13 +160,21 @@ static aff_status check_flags(app *a, aff_net_options *no, aff_synthetic *y, aff
     if (f->most && f->most < f->from)
         return aff__fail(err, AFF_E_INVALID, "--ctx-max: expected at least --ctx-min %lld, got %lld",
                          (long long)f->from, (long long)f->most);
+    aff_device_spec device = {0};
+    if (f->setup.device) AFF_TRY(aff__device_parse(&device, f->setup.device, err));
+    const bool card = device.choice == AFF_DEVICE_RT;
+    AFF_TRY(check_hits(a, card, err));
     if (f->synthetic) {
-        *y = (aff_synthetic){
-            .geometry = f->synthetic, .layers = (int)f->layers, .experts = (int)f->experts, .seed = (uint64_t)f->seed, .expert_file = f->expert_file};
-        no->synthetic = y;
+        a->synthetic = (aff_synthetic){.geometry = f->synthetic,
+                                       .layers = (int)f->layers,
+                                       .experts = (int)f->experts,
+                                       .seed = (uint64_t)f->seed,
+                                       .expert_file = f->expert_file,
+                                       .on_demand = card && !f->expert_file};
+        no->synthetic = &a->synthetic;
     }
     no->numerics = mode == 0 ? AFF_MATH : mode == 1 ? AFF_SIM : AFF_FAST;
-    no->draft = f->dspark ? strcmp(f->dspark, "on") == 0 : !f->synthetic;
+    no->draft = f->dspark ? strcmp(f->dspark, "on") == 0 : !f->synthetic && !f->hits;
     no->draft_if_any = !f->dspark && !f->dspark_model;
     no->draft_path = f->dspark_model;
     a->o = (aff_engine_options){.threads = (int)f->threads,
@@ -293,6 +324,7 @@ static aff_status make_routes(app *a, aff_error *err)
                 g.locality);
     }
     if (f->trace) AFF_TRY(aff__route_trace_open(&a->routes.trace, f->trace, a->net, err));
+    if (a->o.device.choice == AFF_DEVICE_RT && a->hits.n) return AFF_OK;
     if (a->o.device.choice == AFF_DEVICE_RT && !a->gen && !f->trace) {
         fprintf(stderr, "aff-bench: a device's routes are not seen: the columns about experts and the floor leave them out\n");
         return AFF_OK;
@@ -300,6 +332,25 @@ static aff_status make_routes(app *a, aff_error *err)
     a->o.route = aff__bench_route;
     a->o.route_ctx = &a->routes;
     return AFF_OK;
+}
+
+static aff_status by_tiers(app *a, aff_error *err)
+{
+    const flags *f = &a->f;
+    fprintf(stderr, "aff-bench: routes are dealt to the tiers: the text is not the model's\n");
+    return aff__bench_tiers_run(&(aff_bench_tiers){.net = a->net,
+                                                   .engine = a->engine,
+                                                   .routes = &a->routes,
+                                                   .device = a->o.device.choice == AFF_DEVICE_RT,
+                                                   .hits = a->hits,
+                                                   .disk = f->disk,
+                                                   .context = f->from,
+                                                   .tokens = f->decode,
+                                                   .seed = (uint64_t)f->seed,
+                                                   .memory_rate = a->rate,
+                                                   .link_rate = f->link_rate,
+                                                   .csv = a->csv},
+                                err);
 }
 
 static aff_status measure(app *a, const aff_memplan *p, aff_error *err)
@@ -325,8 +376,11 @@ static aff_status measure(app *a, const aff_memplan *p, aff_error *err)
         fprintf(a->csv, "# %s; %s; %d threads; memory %.2f GB/s%s\n", aff__net_path(a->net),
                 aff__cpu_level_name(aff__cpu_level()), aff__pool_size((int)f->threads), a->rate,
                 f->rate ? " (given)" : " (measured)");
-        print_head(a->csv);
-        for (int64_t n = f->from; s == AFF_OK && n <= f->most; n = n < f->most && 2 * n > f->most ? f->most : 2 * n)
+        if (a->hits.n)
+            s = by_tiers(a, err);
+        else
+            print_head(a->csv);
+        for (int64_t n = f->from; s == AFF_OK && !a->hits.n && n <= f->most; n = n < f->most && 2 * n > f->most ? f->most : 2 * n)
             s = frontier(a, n, err);
     }
     aff_tiers *t = aff__net_expert_tiers(a->net);
@@ -386,11 +440,10 @@ int main(int argc, char **argv)
     static app a;
     aff_error err = {0};
     aff_net_options no = {0};
-    aff_synthetic y;
     aff_memplan p;
     int code = parse(&a.f, argc, argv);
     if (code >= 0) return code;
-    aff_status s = check_flags(&a, &no, &y, &err);
+    aff_status s = check_flags(&a, &no, &err);
     if (s != AFF_OK) return complain(&err, 2);
     s = load(&a, no, &p, &code, &err);
     if (s == AFF_OK && code < 0) s = measure(&a, &p, &err);

@@ -10,7 +10,12 @@ void aff__bench_route(void *routes, const aff_route *r)
 {
     aff_bench_routes *b = routes;
     const int n = r->rows * r->picks;
-    if (b->force && !r->draft)
+    if (b->by_tier && !r->draft)
+        for (int i = 0; i < r->rows; i++) {
+            aff__hitgen_pick(b->by_tier, r->layer, (uint64_t)r->pos[i], r->pick + i * r->picks);
+            for (int k = 0; k < r->picks; k++) r->weight[i * r->picks + k] = r->scale / (float)r->picks;
+        }
+    else if (b->force && !r->draft)
         for (int i = 0; i < r->rows; i++) {
             aff__routegen_pick(b->force, r->layer, r->pos[i], r->pick + i * r->picks);
             for (int k = 0; k < r->picks; k++) r->weight[i * r->picks + k] = r->scale / (float)r->picks;

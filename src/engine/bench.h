@@ -4,11 +4,13 @@
 #define AFF_ENGINE_BENCH_H
 #include "engine/engine.h"
 #include "engine/route_trace.h"
+#include "experts/hitgen.h"
 #include "experts/routegen.h"
 
 /* An aff_route_fn with memory: replaces routes by made-up ones, traces them, counts experts. */
 typedef struct aff_bench_routes {
     const aff_routegen *force; /* NULL: the router's own */
+    const aff_hitgen *by_tier; /* before `force`; keys are positions. NULL: none */
     aff_route_trace *trace;    /* NULL: none */
     bool counting;             /* decode passes are counted, others not */
     /* Distinct experts of decode passes, trunk and draft, and of those, in memory when asked for. */

@@ -167,6 +167,11 @@ aff_status aff__engine_create(aff_engine **out, const aff_net *net, const aff_en
     return AFF_OK;
 }
 
+aff_status aff__engine_force(aff_engine *e, const int32_t *table, aff_error *err)
+{
+    return aff__runner_force(e->runner, table, err);
+}
+
 static void free_job(aff_job *j)
 {
     if (!j) return;

@@ -131,6 +131,9 @@ typedef struct aff_request {
     int64_t logits_from; /* first position whose row goes to the logits event */
 } aff_request;
 
+/* The trunk's experts by token, for measuring (model/forward.h, aff__runner_force). Before the first request, or between requests. */
+aff_status aff__engine_force(aff_engine *e, const int32_t *table, aff_error *err);
+
 /* ---- any thread ---- */
 
 /* Whether ids[0..n) are in the vocabulary; and whether there is at least one and room for them after `used` of `context` positions. `what`

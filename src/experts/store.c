@@ -23,6 +23,7 @@ struct aff_experts {
     bool row_major;
     int16_t (*table)[1024][4];
     uint8_t *records; /* of aff__experts_from_records */
+    aff_expert_source source; /* of aff__experts_from_source */
     uint64_t bytes;   /* of one expert */
 };
 
@@ -49,6 +50,7 @@ void aff__experts_free(aff_experts *s)
     if (!s) return;
     free(s->expert);
     free(s->records);
+    if (s->source.free) s->source.free(s->source.ctx);
     aff__map_close(&s->file);
     free(s->path);
     free(s->table);
@@ -156,6 +158,7 @@ aff_status aff__experts_from_container(aff_experts **out, const aff_container *c
     return AFF_OK;
 }
 
+/* records NULL: they are elsewhere. */
 static aff_status use_records(aff_experts *s, const aff_clayer *l, const uint8_t *codebook, const uint8_t *records, aff_error *err)
 {
     s->bytes = l->stride;
@@ -163,7 +166,26 @@ static aff_status use_records(aff_experts *s, const aff_clayer *l, const uint8_t
     AFF_TRY(aff__calloc(&s->table, 2, sizeof *s->table, "codebook", err));
     aff__codebook_ints(codebook, s->table);
     s->shape.table = (const int16_t(*)[1024][4])s->table;
-    for (int i = 0; i < s->layers * s->experts; i++) s->expert[i] = in_record(l, records + (uint64_t)i * l->stride);
+    for (int i = 0; records && i < s->layers * s->experts; i++) s->expert[i] = in_record(l, records + (uint64_t)i * l->stride);
+    return AFF_OK;
+}
+
+aff_status aff__experts_from_source(aff_experts **out, const aff_clayer *l, int layers, int hidden, int inter, const uint8_t *codebook,
+                                    const aff_expert_source *from, aff_error *err)
+{
+    aff_experts *s;
+    aff_status st = create(&s, layers, (int)l->n_experts, hidden, inter, AFF_Q2P875G, err);
+    if (st != AFF_OK) {
+        if (from->free) from->free(from->ctx);
+        return st;
+    }
+    s->source = *from;
+    st = use_records(s, l, codebook, NULL, err);
+    if (st != AFF_OK) {
+        aff__experts_free(s);
+        return st;
+    }
+    *out = s;
     return AFF_OK;
 }
 
@@ -303,7 +325,7 @@ bool aff__experts_row_major(const aff_experts *s)
 }
 bool aff__experts_in_place(const aff_experts *s)
 {
-    return !s->row_major;
+    return !s->row_major && !s->source.make;
 }
 aff_expert aff__experts_at(const aff_experts *s, int layer, int e)
 {
@@ -353,6 +375,10 @@ void aff__slot_gather(const aff_slot_layout *y, const aff_expert *e, uint8_t *sl
 
 void aff__experts_copy(const aff_experts *s, int layer, int e, uint8_t *slot)
 {
+    if (s->source.make) {
+        s->source.make(s->source.ctx, layer, e, slot);
+        return;
+    }
     if (s->row_major) {
         aff__experts_arrange(s, layer, slot, aff__container_expert(s->container, (uint32_t)layer, (uint32_t)e));
         return;

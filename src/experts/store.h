@@ -25,6 +25,15 @@ aff_status aff__experts_from_records(aff_experts **out, const aff_clayer *l, int
 /* The same records in a file that has nothing else, used in its mapping. */
 aff_status aff__experts_from_file(aff_experts **out, const aff_clayer *l, int layers, int hidden, int inter, const uint8_t *codebook, const char *path,
                                   aff_error *err);
+/* Experts that are made when they are asked for, into slots, and kept nowhere else: laid out as `l` says (dtype 34). `make` writes the record, l->stride
+ * bytes, on any thread and the same at every call; `free`, NULL allowed, frees ctx with the store, or at once when this fails. */
+typedef struct aff_expert_source {
+    void *ctx;
+    void (*make)(void *ctx, int layer, int e, uint8_t *record);
+    void (*free)(void *ctx);
+} aff_expert_source;
+aff_status aff__experts_from_source(aff_experts **out, const aff_clayer *l, int layers, int hidden, int inter, const uint8_t *codebook,
+                                    const aff_expert_source *from, aff_error *err);
 void aff__experts_free(aff_experts *s);
 /* Bytes of one expert. */
 uint64_t aff__experts_bytes(const aff_experts *s);

@@ -63,6 +63,9 @@ typedef struct aff_route {
 } aff_route;
 typedef void (*aff_route_fn)(void *ctx, const aff_route *r);
 void aff__runner_on_route(aff_runner *r, aff_route_fn fn, void *ctx);
+/* On a device: from now on layer l of the trunk takes the experts that table[l][token][picks] says for a row's token (as the hash layers do by
+ * themselves), weighted by the router. First before any pass. For measuring; the text is not the model's. */
+aff_status aff__runner_force(aff_runner *r, const int32_t *table, aff_error *err);
 /* How much each routed expert of the trunk was used lately; on the thread that runs the passes. */
 const aff_heat *aff__runner_heat(const aff_runner *r);
 

@@ -529,6 +529,11 @@ static aff_status open_container(aff_net *n, const aff_net_options *opt, aff_err
     return opt->draft ? draft_of_container(n, opt, err) : AFF_OK;
 }
 
+static aff_status synthetic_experts(aff_experts **out, const aff_synthetic *y, const char *prefix, int layers, const aff_config *c, aff_error *err)
+{
+    return (y->on_demand ? aff__synthetic_experts_on_demand : aff__synthetic_experts)(out, y->seed, prefix, layers, c, err);
+}
+
 /* A geometry's DSpark draft has its tensors under the stages' names like a checkpoint's. */
 static aff_status synthetic_draft(source *s, aff_net *n, aff_error *err)
 {
@@ -537,7 +542,7 @@ static aff_status synthetic_draft(source *s, aff_net *n, aff_error *err)
     AFF_TRY(bind_dspark(s, n, err));
     AFF_TRY(bind_stages(s, n, err));
     n->draft = AFF_DRAFT_DSPARK;
-    return n->outline ? AFF_OK : aff__synthetic_experts(&n->draft_experts, s->synth->seed, "mtp.", n->stages, &n->cfg, err);
+    return n->outline ? AFF_OK : synthetic_experts(&n->draft_experts, s->synth, "mtp.", n->stages, &n->cfg, err);
 }
 
 static aff_status open_synthetic(aff_net *n, const aff_net_options *opt, aff_error *err)
@@ -557,7 +562,7 @@ static aff_status open_synthetic(aff_net *n, const aff_net_options *opt, aff_err
     AFF_TRY(aff__synthetic_expert_bytes(&n->cfg, &n->sizes.expert, err));
     if (y->expert_file) n->sizes.expert = aff__align_up(n->sizes.expert, 4096); /* as in a container */
     if (!n->outline && y->expert_file) AFF_TRY(aff__synthetic_experts_file(&n->experts, y->seed, "layers.", n->layers, &n->cfg, y->expert_file, err));
-    if (!n->outline && !y->expert_file) AFF_TRY(aff__synthetic_experts(&n->experts, y->seed, "layers.", n->layers, &n->cfg, err));
+    if (!n->outline && !y->expert_file) AFF_TRY(synthetic_experts(&n->experts, y, "layers.", n->layers, &n->cfg, err));
     return opt->draft ? synthetic_draft(&s, n, err) : AFF_OK;
 }
 
@@ -575,6 +580,7 @@ static void note_experts(aff_net *n)
     n->sizes.slot = n->experts ? aff__experts_layout(n->experts).pitch : aff__align_up(n->sizes.expert, 4096);
     if (n->draft_experts && aff__experts_layout(n->draft_experts).pitch > n->sizes.slot) n->sizes.slot = aff__experts_layout(n->draft_experts).pitch;
     n->sizes.experts_in_file = n->experts_file;
+    n->sizes.experts_copied = n->experts && !aff__experts_in_place(n->experts);
     if (!n->ckpt && !n->main) return;
     n->sizes.experts_in_file = true;
     n->sizes.experts_copied = aff__experts_row_major(n->experts) || (n->draft_experts && aff__experts_row_major(n->draft_experts));

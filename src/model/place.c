@@ -170,3 +170,17 @@ aff_status aff__runner_slab(aff_runner *r, const aff_slab_options *o, aff_card *
     r->draft_experts.base += (int64_t)n->layers * E;
     return AFF_OK;
 }
+
+aff_status aff__runner_force(aff_runner *r, const int32_t *table, aff_error *err)
+{
+    const aff_config *c = &r->source->cfg;
+    const int64_t each = (int64_t)c->vocab * c->picks;
+    const uint64_t bytes = (uint64_t)r->source->layers * (uint64_t)each * sizeof *table;
+    if (!r->placed) return aff__fail(err, AFF_E_UNSUPPORTED, "forced routes: on the CPU they are replaced as they are made");
+    if (r->forced) return r->b->mem->write(r->b->mem, r->forced, table, bytes, err);
+    const void *p = table;
+    AFF_TRY(r->b->place(r->b, &p, bytes, "forced routes", err));
+    r->forced = (int32_t *)(uintptr_t)p; /* it is ours */
+    for (int l = 0; l < r->source->layers; l++) r->placed->layer[l].router.hash = r->forced + l * each;
+    return AFF_OK;
+}

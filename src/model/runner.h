@@ -15,6 +15,7 @@ struct aff_runner {
     aff_net *placed;       /* with weights where the backend reads them */
     aff_expert_table experts, draft_experts; /* placed only */
     const int16_t (*shape_table)[1024][4];
+    int32_t *forced; /* [layers][vocab][picks] in the backend's memory, of aff__runner_force; NULL: none */
     aff_backend *b;
     int chunk; /* most rows of a pass */
     aff_plan *plan;

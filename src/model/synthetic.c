@@ -274,3 +274,53 @@ aff_status aff__synthetic_experts_file(aff_experts **out, uint64_t seed, const c
     free(records);
     return s == AFF_OK ? aff__experts_from_file(out, &l, layers, c->hidden, c->inter, codebook, path, err) : s;
 }
+
+/* ---- on demand ---- */
+
+typedef struct {
+    aff_clayer l;
+    uint8_t *record; /* the one that all are made of */
+} turned;
+
+/* The plane's bytes from `distance` units on, then those before. 192 bytes a unit: the fields' pattern of three stays in place. */
+static void turn(const turned *t, uint8_t *to, uint64_t off, uint64_t size, uint64_t distance)
+{
+    const uint64_t cut = distance % (size / 192 + 1) * 192;
+    memcpy(to + off, t->record + off + cut, (size_t)(size - cut));
+    memcpy(to + off + size - cut, t->record + off, (size_t)cut);
+}
+
+static void make_turned(void *ctx, int layer, int e, uint8_t *record)
+{
+    const turned *t = ctx;
+    const aff_matdesc *m[3] = {&t->l.gate, &t->l.up, &t->l.down};
+    const uint64_t i = (uint64_t)layer * t->l.n_experts + (uint64_t)e;
+    for (int k = 0; k < 3; k++) { /* a prime stride spreads the experts over the plane */
+        turn(t, record, m[k]->data_off, m[k]->data_size, i * 7919);
+        turn(t, record, m[k]->scale_off, m[k]->scale_size, i * 7919);
+        memcpy(record + m[k]->rscale_off, t->record + m[k]->rscale_off, (size_t)m[k]->rscale_size);
+    }
+}
+
+static void free_turned(void *ctx)
+{
+    turned *t = ctx;
+    free(t->record);
+    free(t);
+}
+
+aff_status aff__synthetic_experts_on_demand(aff_experts **out, uint64_t seed, const char *prefix, int layers, const aff_config *c, aff_error *err)
+{
+    turned *t;
+    uint8_t book[AFF_CB_BYTES];
+    AFF_TRY(aff__calloc(&t, 1, sizeof *t, "synthetic experts", err));
+    aff_status s = layout(c, &t->l, err);
+    if (s == AFF_OK) s = aff__calloc(&t->record, 1, t->l.stride, "synthetic experts", err);
+    if (s != AFF_OK) {
+        free_turned(t);
+        return s;
+    }
+    one_expert(&(work){key_of(seed, prefix), &t->l, t->record, 0}, 0, 0);
+    make_codebook(seed, book);
+    return aff__experts_from_source(out, &t->l, layers, c->hidden, c->inter, book, &(aff_expert_source){t, make_turned, free_turned}, err);
+}

@@ -14,6 +14,7 @@ typedef struct aff_synthetic {
     int layers;           /* the first of them; 0: all */
     int experts;          /* routed experts a layer, at least the number of picks; 0: all */
     uint64_t seed;
+    bool on_demand;          /* routed experts are made when they are asked for and used in slots only (experts/store.h) */
     const char *expert_file; /* not NULL: the trunk's experts are written there and used from there, as if they were a container's */
 } aff_synthetic;
 
@@ -33,6 +34,9 @@ void aff__synthetic_hash(uint64_t seed, const char *name, const aff_config *c, i
 aff_status aff__synthetic_expert_bytes(const aff_config *c, uint64_t *bytes, aff_error *err);
 aff_status aff__synthetic_experts(aff_experts **out, uint64_t seed, const char *prefix, int layers, const aff_config *c,
                                   aff_error *err);
+/* The same made on demand, at the speed of memory: there is one record of random bits, and every expert has its planes turned round by a
+ * distance of its own. */
+aff_status aff__synthetic_experts_on_demand(aff_experts **out, uint64_t seed, const char *prefix, int layers, const aff_config *c, aff_error *err);
 /* The same in a file, which is written anew, a layer at a time. */
 aff_status aff__synthetic_experts_file(aff_experts **out, uint64_t seed, const char *prefix, int layers, const aff_config *c,
                                        const char *path, aff_error *err);

@@ -111,9 +111,33 @@ static void test_passes(void **state)
     free(l);
 }
 
+/* Experts on demand: the same at every call, none like another, block exponents of 4 and more as in the others. */
+static void test_on_demand(void **state)
+{
+    aff_net *n = make(&(aff_synthetic){.geometry = "tiny", .seed = 3, .on_demand = true}, false);
+    const aff_slot_layout y = aff__experts_layout(n->experts);
+    uint8_t *a = malloc(y.pitch), *b = malloc(y.pitch);
+    assert_false(aff__experts_in_place(n->experts));
+    aff__experts_copy(n->experts, 2, 3, a);
+    aff__experts_copy(n->experts, 2, 3, b);
+    for (int i = 0; i < 9; i++) assert_memory_equal(a + y.plane[i / 3][i % 3], b + y.plane[i / 3][i % 3], y.size[i / 3][i % 3]);
+    aff__experts_copy(n->experts, 2, 4, b);
+    for (int m = 0; m < 3; m++) {
+        assert_memory_not_equal(a + y.plane[m][0], b + y.plane[m][0], 4096);
+        assert_memory_not_equal(a + y.plane[m][1], b + y.plane[m][1], 512);
+        for (uint64_t i = 0; i + 3 <= y.size[m][1]; i += 3) {
+            const uint8_t *f = b + y.plane[m][1] + i;
+            assert_true((f[0] & 0x04) && (f[1] & 0x41) == 0x41 && (f[2] & 0x10));
+        }
+    }
+    free(a);
+    free(b);
+    aff__net_close(n);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_flash), cmocka_unit_test(test_seeds),
-                                       cmocka_unit_test(test_passes)};
+                                       cmocka_unit_test(test_passes), cmocka_unit_test(test_on_demand)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
