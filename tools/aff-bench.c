@@ -16,7 +16,7 @@
 
 typedef struct flags {
     const char *model, *synthetic, *expert_file, *tokenizer, *text, *numerics, *dspark, *dspark_model, *width, *cpu_path, *out,
-        *trace, *hits;
+        *trace, *hits, *recall;
     int64_t layers, experts, seed, threads, chunk, from, most, decode;
     double skew, locality, rate, link_rate, disk;
     aff_setup setup;
@@ -29,7 +29,7 @@ typedef struct app {
     aff_engine_options o;
     aff_synthetic synthetic;
     aff_bench_routes routes;
-    aff_bench_rates hits; /* n > 0: measure by tiers */
+    aff_bench_rates recall, hits; /* n > 0: measure by tiers */
     aff_routegen *gen;
     int32_t *ids; /* [f.most] */
     double rate;  /* GB/s */
@@ -92,6 +92,8 @@ static int parse(flags *f, int argc, char **argv)
         {"hit-rate", 0, AFF_OPT_STR, &f->hits, "H,..",
          "Force routes by where experts are: the share of picks that falls on the card (on the CPU: in memory); one line for each H."},
         {"disk-rate", 0, AFF_OPT_NUM, &f->disk, "D", "With --hit-rate and a card: the share on disk; the rest is in memory [0].", NULL, 0, 1},
+        {"predict-recall", 0, AFF_OPT_STR, &f->recall, "R,..",
+         "With --hit-rate and a card: predictions that are right with probability R, for fetching ahead; one line for each R, and one without."},
         {"link-rate", 0, AFF_OPT_NUM, &f->link_rate, "GBS", "With --hit-rate and a card: GB/s of its link, for the bounds.", NULL, 0.1, 1e6},
         {"route-trace", 0, AFF_OPT_STR, &f->trace, "FILE", "Write which experts every layer of every pass used."},
         AFF_SETUP_DEVICE(&f->setup),
@@ -119,6 +121,7 @@ static aff_status check_hits(app *a, bool device, aff_error *err)
 {
     const flags *f = &a->f;
     if (!f->hits) {
+        if (f->recall) return aff__fail(err, AFF_E_INVALID, "--predict-recall: expected --hit-rate with it");
         if (f->disk > 0 || f->link_rate > 0) return aff__fail(err, AFF_E_INVALID, "--disk-rate, --link-rate: expected --hit-rate with them");
         return AFF_OK;
     }
@@ -129,6 +132,9 @@ static aff_status check_hits(app *a, bool device, aff_error *err)
         return aff__fail(err, AFF_E_INVALID, "--hit-rate on a card: expected --memory-rate and --link-rate, the GB/s of its memory and of its link");
     if (!device && (f->disk > 0 || f->link_rate > 0))
         return aff__fail(err, AFF_E_INVALID, "--disk-rate, --link-rate: expected a card (--device): on the CPU all that is no hit is on disk");
+    if (f->recall && (!device || (f->setup.prefetch && strcmp(f->setup.prefetch, "off") == 0)))
+        return aff__fail(err, AFF_E_INVALID, "--predict-recall: expected a card (--device) and no --prefetch off");
+    if (f->recall) AFF_TRY(aff__bench_rates("--predict-recall", f->recall, &a->recall, err));
     return aff__bench_rates("--hit-rate", f->hits, &a->hits, err);
 }
 
@@ -344,6 +350,8 @@ static aff_status by_tiers(app *a, aff_error *err)
                                                    .device = a->o.device.choice == AFF_DEVICE_RT,
                                                    .hits = a->hits,
                                                    .disk = f->disk,
+                                                   .recall = a->recall,
+                                                   .ahead = f->setup.prefetch_ahead ? (int)f->setup.prefetch_ahead : 1,
                                                    .context = f->from,
                                                    .tokens = f->decode,
                                                    .seed = (uint64_t)f->seed,

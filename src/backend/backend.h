@@ -59,6 +59,8 @@ typedef struct aff_slab_options {
     uint64_t pitch, bytes;      /* from slot to slot, a multiple of 256; of an expert in it */
     uint32_t plane[3][3];       /* in a slot (aff_expert_table) */
     int layers, experts, picks; /* of the table: the trunk's layers, then the draft's stages */
+    int scratch;                /* slots for experts fetched ahead of their layer; 0: none. Only where not all experts fit */
+    int ahead;                  /* with them: layers from where experts are predicted to where they are used, at least 1 */
     int64_t spare;              /* slots beyond one an expert, for moves; only where not all experts fit */
     uint64_t most;              /* bytes of the slab, at most */
     uint64_t keep;              /* bytes of the device that stay free; UINT64_MAX: 0.8 % of all */
@@ -101,6 +103,11 @@ struct aff_backend {
     bool (*make_room)(aff_backend *b);
     /* Adds the fields marked (card) of experts/tiers.h since the last call. */
     void (*counted)(aff_backend *b, struct aff_tier_counters *out);
+    /* Experts fetched ahead of their layer, in passes of up to repeat_rows rows; NULL where that is not done. After begin: the pass will use these of a
+     * trunk layer (or is likely to). Before a layer's route: what `r`, from its logits [T][experts] or its table, chooses is likely to be what `layer`
+     * uses, `ahead` mixtures further on. Neither changes a result. */
+    void (*expect)(aff_backend *b, int layer, const int32_t *experts, int n);
+    void (*predict)(aff_backend *b, const aff_router *r, const float *logits, const int32_t *ids, int layer, int ahead);
     int repeat_rows; /* most rows of a pass that repeat is for: as many as find room for experts on disk */
     /* Rows of the pass to come: every rowset until the next begin is these or the last of these. NULL allowed, as is finish. */
     aff_status (*begin)(aff_backend *b, const aff_rowset *rs, aff_error *err);

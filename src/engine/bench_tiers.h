@@ -22,6 +22,8 @@ typedef struct aff_bench_tiers {
     bool device;
     aff_bench_rates hits;     /* share of picks that fall on the fastest tier there is */
     double disk;              /* share of picks on disk */
+    aff_bench_rates recall;   /* device: of predictions, each with every share of hits beside the run without; none: no predictions */
+    int ahead;                /* layers from a prediction to its use */
     int64_t context, tokens;  /* of the prompt; decoded at each rate */
     uint64_t seed;
     double memory_rate, link_rate; /* GB/s: of the memory that experts are best in, and (device) of its link, for the bounds */

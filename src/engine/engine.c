@@ -97,7 +97,7 @@ static aff_status place_experts(aff_engine *e, aff_error *err)
 {
     static const uint64_t reserve = UINT64_C(1536) << 20; /* of the machine's memory */
     aff_machine m;
-    aff_card_options c = {.gpu_bytes = -1, .headroom = -1, .warn = e->o.warn, .warn_ctx = e->o.warn_ctx};
+    aff_card_options c = {.gpu_bytes = -1, .headroom = -1, .prefetch = 1, .warn = e->o.warn, .warn_ctx = e->o.warn_ctx};
     const aff_card_options *use = e->o.card;
     e->o.card = NULL; /* the caller's, for now only */
     if (!use) {
@@ -167,9 +167,9 @@ aff_status aff__engine_create(aff_engine **out, const aff_net *net, const aff_en
     return AFF_OK;
 }
 
-aff_status aff__engine_force(aff_engine *e, const int32_t *table, aff_error *err)
+aff_status aff__engine_force(aff_engine *e, const aff_forced *f, aff_error *err)
 {
-    return aff__runner_force(e->runner, table, err);
+    return aff__runner_force(e->runner, f, err);
 }
 
 static void free_job(aff_job *j)

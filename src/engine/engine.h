@@ -132,7 +132,7 @@ typedef struct aff_request {
 } aff_request;
 
 /* The trunk's experts by token, for measuring (model/forward.h, aff__runner_force). Before the first request, or between requests. */
-aff_status aff__engine_force(aff_engine *e, const int32_t *table, aff_error *err);
+aff_status aff__engine_force(aff_engine *e, const aff_forced *f, aff_error *err);
 
 /* ---- any thread ---- */
 

@@ -13,8 +13,10 @@ aff_status aff__setup_check(const aff_setup *s, aff_error *err)
     AFF_TRY(aff__setup_placement(s, &placement, err));
     if (s->dspark_placement && strcmp(s->dspark_placement, "vram") != 0 && strcmp(s->dspark_placement, "ram") != 0)
         return aff__fail(err, AFF_E_INVALID, "--dspark-placement: expected vram or ram, got '%s'", s->dspark_placement);
-    if (!(s->device && d.choice == AFF_DEVICE_RT) && (s->gpu >= 0 || s->gpu_headroom >= 0 || s->dspark_placement))
-        return aff__fail(err, AFF_E_INVALID, "--gpu-mib, --gpu-headroom-mib, --dspark-placement: expected a card with them (--device)");
+    if (s->prefetch && strcmp(s->prefetch, "on") != 0 && strcmp(s->prefetch, "off") != 0)
+        return aff__fail(err, AFF_E_INVALID, "--prefetch: expected on or off, got '%s'", s->prefetch);
+    if (!(s->device && d.choice == AFF_DEVICE_RT) && (s->gpu >= 0 || s->gpu_headroom >= 0 || s->dspark_placement || s->prefetch || s->prefetch_ahead))
+        return aff__fail(err, AFF_E_INVALID, "--gpu-mib, --gpu-headroom-mib, --dspark-placement, --prefetch: expected a card with them (--device)");
     if (s->machine) AFF_TRY(aff__machine_parse(&m, s->machine, err));
     if (!s->cache_dir && (s->cache_gib || s->cache_block || s->cache_stays || s->cache_verify))
         return aff__fail(err, AFF_E_INVALID,
@@ -97,6 +99,7 @@ aff_status aff__setup_card(aff_setup *s, const aff_memplan *p, void (*warn)(void
                                  .headroom = s->gpu_headroom < 0 ? -1 : s->gpu_headroom << 20,
                                  .host_bytes = p->card_host,
                                  .draft_in_memory = s->dspark_placement && !strcmp(s->dspark_placement, "ram"),
+                                 .prefetch = s->prefetch && !strcmp(s->prefetch, "off") ? 0 : s->prefetch_ahead ? (int)s->prefetch_ahead : 1,
                                  .tiers = &s->card_tiers,
                                  .warn = warn};
     o->card = &s->card;

@@ -12,7 +12,8 @@ typedef struct aff_setup {
     int64_t host_pool, host_reserve, gpu, gpu_headroom; /* MiB */
     int64_t moves, lead, shadow;
     double decay, hysteresis, min_gain;
-    const char *strategy, *expert_copies, *dspark_placement;
+    const char *strategy, *expert_copies, *dspark_placement, *prefetch;
+    int64_t prefetch_ahead;
     aff_card_options card; /* made by aff__setup_card, with the tiers' options it names */
     aff_tier_options card_tiers;
     const char *cache_dir, *machine, *device;
@@ -42,6 +43,8 @@ typedef struct aff_setup {
     {"gpu-mib", 0, AFF_OPT_INT, &(s)->gpu, "N", "Memory of the card for routed experts, at most [what is left of it].", NULL, 0, 1e9}, \
     {"gpu-headroom-mib", 0, AFF_OPT_INT, &(s)->gpu_headroom, "N", "Memory of the card that stays free [0.8 % of it].", NULL, 0, 1e9}, \
     {"dspark-placement", 0, AFF_OPT_STR, &(s)->dspark_placement, "WHERE", "The draft's experts: vram, before all others, or ram, off the card [vram]."}, \
+    {"prefetch", 0, AFF_OPT_STR, &(s)->prefetch, "on|off", "Bring experts to the card before their layer: what the tokens say of the first layers, what its router guesses of others [on]."}, \
+    {"prefetch-ahead", 0, AFF_OPT_INT, &(s)->prefetch_ahead, "N", "Guess so many layers ahead [1].", NULL, 1, 16}, \
     {"host-pool-reserve-mib", 0, AFF_OPT_INT, &(s)->host_reserve, "N", "Memory that the pool leaves free [1536].", NULL, 0, 1e9}, \
     {"expert-copies", 0, AFF_OPT_STR, &(s)->expert_copies, "FILES", "Further copies of the model's file on other disks, separated by commas: reads are dealt over all of them."}, \
     {"placement-strategy", 0, AFF_OPT_STR, &(s)->strategy, "NAME", "Which experts move between tiers: heat, demand, or static for none [heat]. No text depends on it."}, \

@@ -2,6 +2,7 @@
 #include "experts/pool.h"
 #include "base/mem.h"
 #include "base/pages.h"
+#include "base/threads.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -20,24 +21,44 @@ struct aff_slots {
     int64_t count;
 };
 
-/* All pages are there afterwards. Without MADV_POPULATE_WRITE (Linux before 5.14) each is written to: where there is too little memory, that is
- * the end of the process, so the caller has looked first. */
+/* All pages are there afterwards, brought by all processors together. Without MADV_POPULATE_WRITE (Linux before 5.14) each is written to: where there is
+ * too little memory, that is the end of the process, so the caller has looked first. */
+enum { STEP = 1 << 28 };
+
+typedef struct {
+    aff_slots *p;
+    uint64_t there; /* MiB */
+    int error;      /* the first */
+} populating;
+
+static void populate_step(void *ctx, int64_t task, int thread)
+{
+    populating *c = ctx;
+    const uint64_t at = (uint64_t)task * STEP, n = c->p->bytes - at < STEP ? c->p->bytes - at : STEP;
+    int none = 0;
+    if (__atomic_load_n(&c->error, __ATOMIC_RELAXED)) return;
+    while (madvise(c->p->base + at, n, MADV_POPULATE_WRITE) != 0) {
+        if (errno == EINTR || errno == EAGAIN) continue;
+        if (errno == EINVAL) {
+            for (uint64_t i = 0; i < n; i += PAGE) *(volatile uint8_t *)(c->p->base + at + i) = 0;
+            break;
+        }
+        __atomic_compare_exchange_n(&c->error, &none, errno, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+        return;
+    }
+    __atomic_fetch_add(&c->there, n >> 20, __ATOMIC_RELAXED);
+}
+
 static aff_status populate(aff_slots *p, aff_error *err)
 {
-    enum { STEP = 1 << 30 };
-    for (uint64_t at = 0; at < p->bytes; at += STEP) {
-        const uint64_t n = p->bytes - at < STEP ? p->bytes - at : STEP;
-        while (madvise(p->base + at, n, MADV_POPULATE_WRITE) != 0) {
-            if (errno == EINTR || errno == EAGAIN) continue;
-            if (errno == EINVAL) {
-                for (uint64_t i = 0; i < n; i += PAGE) *(volatile uint8_t *)(p->base + at + i) = 0;
-                break;
-            }
-            return aff__fail_errno(err, "expert pool: %" PRIu64 " MiB of %" PRIu64 " MiB are there, no more can be had: choose a smaller --host-pool-mib", at >> 20,
-                                   p->bytes >> 20);
-        }
-    }
-    return AFF_OK;
+    populating c = {.p = p};
+    aff_pool *threads;
+    AFF_TRY(aff__pool_create(&threads, 0, err));
+    aff__pool_run(threads, populate_step, &c, (int64_t)((p->bytes + STEP - 1) / STEP));
+    aff__pool_free(threads);
+    if (!c.error) return AFF_OK;
+    errno = c.error;
+    return aff__fail_errno(err, "expert pool: %" PRIu64 " MiB of %" PRIu64 " MiB are there, no more can be had: choose a smaller --host-pool-mib", c.there, p->bytes >> 20);
 }
 
 aff_status aff__slots_create(aff_slots **out, uint64_t pitch, int64_t slots, bool now, aff_error *err)

@@ -393,6 +393,8 @@ void aff__tiers_count(aff_tiers *t, const aff_tier_counters *m)
     t->n.prefetch_wasted += m->prefetch_wasted;
     t->n.prefetch_cancelled += m->prefetch_cancelled;
     t->n.prefetch_bytes += m->prefetch_bytes;
+    t->n.guess_picks += m->guess_picks;
+    t->n.guess_right += m->guess_right;
     t->n.help_items += m->help_items;
     t->n.stream_bytes += m->stream_bytes;
     t->n.wait_link_ns += m->wait_link_ns;

@@ -144,6 +144,7 @@ typedef struct aff_tier_counters {
     int64_t promotions[2], demotions[2], refused[2], starved[2], readmits[2], failed[2]; /* moves over the edge below CARD, below HOST */
     int64_t prefetch_asked, prefetch_used, prefetch_wasted, prefetch_cancelled; /* (card) */
     uint64_t prefetch_bytes;
+    int64_t guess_picks, guess_right; /* (card) picks that were predicted by a router ahead of its layer, and rightly */
     int64_t help_items;            /* (card) experts computed by the host */
     uint64_t stream_bytes;         /* (card) experts copied for a prompt's pass */
     uint64_t wait_disk_ns;         /* the host had nothing to compute before a read was done */

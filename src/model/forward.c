@@ -162,13 +162,46 @@ static aff_status show_route(aff_runner *r, const aff_block *b, aff_experts *exp
     return AFF_OK;
 }
 
+/* Layers from this one to the one whose experts are predicted here, so that they can be fetched: 0 for none. *gate: what its router is fed with, NULL if it
+ * has a table. Layers with tables of their own need no prediction (expect_hashed). */
+static int predicted(const aff_runner *r, const aff_experts *experts, int layer, aff_router *router, const aff_weight **gate)
+{
+    const int at = layer + r->ahead;
+    *gate = NULL;
+    if (!r->ahead || !r->b->predict || r->n > AFF_LOGIT_ROWS || r->n > r->b->repeat_rows || experts != r->net->experts || at >= r->net->layers) return 0;
+    *router = r->net->layer[at].router;
+    if (r->guess_host)
+        router->hash = r->guess + (int64_t)at * r->net->cfg.vocab * r->net->cfg.picks;
+    else if (router->hash)
+        return 0;
+    else
+        *gate = &r->net->layer[at].gate;
+    return r->ahead;
+}
+
+/* Layers whose experts follow from the tokens. */
+static void expect_hashed(aff_runner *r)
+{
+    const int K = r->net->cfg.picks;
+    if (!r->ahead || !r->b->expect || r->n > AFF_LOGIT_ROWS || r->n > r->b->repeat_rows) return;
+    for (int l = 0; l < r->source->layers; l++) {
+        const int32_t *hash = r->source->layer[l].router.hash; /* the host's */
+        if (r->guess_host) hash = l < r->ahead ? r->guess_host + (int64_t)l * r->net->cfg.vocab * K : NULL;
+        for (int t = 0; hash && t < r->n; t++) r->b->expect(r->b, l, hash + (int64_t)r->ids[t] * K, K);
+    }
+}
+
 aff_status aff__moe(aff_runner *r, const aff_block *b, aff_experts *experts, int store_layer, int layer, aff_error *err)
 {
     aff_backend *B = r->b;
     const aff_config *c = &r->net->cfg;
     const int T = r->n, K = c->picks;
-    const aff_product of_x[] = {{&b->gate, r->x, r->route}, {&b->sh_gate, r->x, r->sa}, {&b->sh_up, r->x, r->sb}};
-    B->products(B, of_x, 3, T);
+    aff_router later;
+    const aff_weight *gate;
+    const int ahead = predicted(r, experts, store_layer, &later, &gate);
+    const aff_product of_x[] = {{&b->gate, r->x, r->route}, {&b->sh_gate, r->x, r->sa}, {&b->sh_up, r->x, r->sb}, {gate, r->x, r->route2}};
+    B->products(B, of_x, gate ? 4 : 3, T);
+    if (ahead) B->predict(B, &later, r->route2, r->dids, store_layer + ahead, ahead);
     B->route(B, &b->router, r->route, r->dids, T, r->picks, r->weights);
     AFF_TRY(show_route(r, b, experts, store_layer, err));
     aff__trace(r, "router_ids", layer, r->picks, T, K);
@@ -286,7 +319,8 @@ static aff_status repeated(aff_runner *r, const aff_batch *b, int count, aff_err
 {
     const aff_memory *m = r->b->mem;
     const uint64_t vocab = (uint64_t)r->net->cfg.vocab;
-    AFF_TRY(r->b->repeat(r->b, aff__pass_key(AFF_PASS_ROWS_FEW, r->n), few_rows, r, err));
+    const uint64_t key = aff__pass_key(AFF_PASS_ROWS_FEW, r->n) | (uint64_t)r->ahead << 40 | (uint64_t)(r->guess_host != NULL) << 48;
+    AFF_TRY(r->b->repeat(r->b, key, few_rows, r, err));
     for (int i = 0, row = 0; i < count; row += b[i++].n) {
         const int from = (int)b[i].want_from;
         if (from < b[i].n)
@@ -305,6 +339,7 @@ static aff_status pass(aff_runner *r, const aff_batch *b, int count, int at, aff
         aff__rows_add(r, b[i].seq, b[i].id + at, left < r->chunk ? left : r->chunk, b[i].seq->pos);
     }
     AFF_TRY(aff__rows_ready(r, err));
+    expect_hashed(r);
     if (r->b->repeat && at == 0 && (count > 1 || b->n == r->n) && r->n <= AFF_LOGIT_ROWS && r->n <= r->b->repeat_rows && !r->trace) {
         AFF_TRY(repeated(r, b, count, err));
         return commit_rows(r, err);
@@ -472,6 +507,7 @@ static uint64_t carve(aff_runner *r, char *base)
     PLANE(sel, Q * (uint64_t)c->index_topk);
     PLANE(dids, Q);
     PLANE(route, Q * (uint64_t)c->experts);
+    PLANE(route2, AFF_LOGIT_ROWS * (uint64_t)c->experts);
     PLANE(weights, Q * K);
     PLANE(y, Q * K * H);
     PLANE(picks, Q * K);
@@ -643,6 +679,8 @@ void aff__runner_free(aff_runner *r)
     aff__residency_free(r);
     free_planes(r);
     aff__heat_free(&r->heat);
+    if (r->forced) r->b->mem->free(r->b->mem, r->forced);
+    if (r->guess) r->b->mem->free(r->b->mem, r->guess);
     r->b->free(r->b);
     free(r->placed);
     free(r->bounce);

@@ -23,6 +23,7 @@ typedef struct aff_card_options {
     int64_t headroom;     /* bytes of the device that stay free; -1: 0.8 % */
     uint64_t host_bytes;  /* for the pool and staging slots, at most; a few slots in any case */
     bool draft_in_memory; /* the draft's experts stay off the card */
+    int prefetch;         /* experts are fetched so many layers ahead of their use, by that layer's router; 0: not */
     const struct aff_tier_options *tiers; /* placement, loader, profile of the trunk, progress; the rest is decided here. NULL: defaults */
     void (*warn)(void *ctx, const char *line); /* NULL allowed */
     void *warn_ctx;
@@ -63,9 +64,14 @@ typedef struct aff_route {
 } aff_route;
 typedef void (*aff_route_fn)(void *ctx, const aff_route *r);
 void aff__runner_on_route(aff_runner *r, aff_route_fn fn, void *ctx);
-/* On a device: from now on layer l of the trunk takes the experts that table[l][token][picks] says for a row's token (as the hash layers do by
- * themselves), weighted by the router. First before any pass. For measuring; the text is not the model's. */
-aff_status aff__runner_force(aff_runner *r, const int32_t *table, aff_error *err);
+/* On a device, for measuring; the text is not the model's. From now on layer l of the trunk takes the experts that table[l][token][picks] says for a
+ * row's token (as the hash layers do by themselves), weighted by the router. guess, the same shape: what is predicted, `ahead` layers ahead (NULL: nothing
+ * is); it is read by every pass until the next call. First before any pass. */
+typedef struct aff_forced {
+    const int32_t *table, *guess;
+    int ahead;
+} aff_forced;
+aff_status aff__runner_force(aff_runner *r, const aff_forced *f, aff_error *err);
 /* How much each routed expert of the trunk was used lately; on the thread that runs the passes. */
 const aff_heat *aff__runner_heat(const aff_runner *r);
 

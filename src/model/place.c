@@ -164,6 +164,8 @@ aff_status aff__runner_slab(aff_runner *r, const aff_slab_options *o, aff_card *
                              (unsigned long long)y.pitch, (unsigned long long)d.pitch);
     }
     AFF_TRY(r->b->slab(r->b, &use, card, &t, err));
+    r->can_fetch = r->b->predict != NULL;
+    r->ahead = r->can_fetch ? use.ahead : 0;
     r->experts = r->draft_experts = t;
     r->experts.layers = n->layers;
     r->draft_experts.layers = stages;
@@ -171,16 +173,25 @@ aff_status aff__runner_slab(aff_runner *r, const aff_slab_options *o, aff_card *
     return AFF_OK;
 }
 
-aff_status aff__runner_force(aff_runner *r, const int32_t *table, aff_error *err)
+/* A table in the backend's memory, which is placed once. */
+static aff_status force_table(aff_runner *r, const int32_t *table, int32_t **at, aff_error *err)
 {
     const aff_config *c = &r->source->cfg;
-    const int64_t each = (int64_t)c->vocab * c->picks;
-    const uint64_t bytes = (uint64_t)r->source->layers * (uint64_t)each * sizeof *table;
+    const uint64_t bytes = (uint64_t)r->source->layers * (uint64_t)c->vocab * (uint64_t)c->picks * sizeof *table;
+    if (*at) return r->b->mem->write(r->b->mem, *at, table, bytes, err);
+    return r->b->mem->alloc(r->b->mem, (void **)at, bytes, "forced routes", err) == AFF_OK ? r->b->mem->write(r->b->mem, *at, table, bytes, err) : AFF_E_NOMEM;
+}
+
+aff_status aff__runner_force(aff_runner *r, const aff_forced *f, aff_error *err)
+{
+    const int64_t each = (int64_t)r->source->cfg.vocab * r->source->cfg.picks;
     if (!r->placed) return aff__fail(err, AFF_E_UNSUPPORTED, "forced routes: on the CPU they are replaced as they are made");
-    if (r->forced) return r->b->mem->write(r->b->mem, r->forced, table, bytes, err);
-    const void *p = table;
-    AFF_TRY(r->b->place(r->b, &p, bytes, "forced routes", err));
-    r->forced = (int32_t *)(uintptr_t)p; /* it is ours */
+    AFF_TRY(force_table(r, f->table, &r->forced, err));
     for (int l = 0; l < r->source->layers; l++) r->placed->layer[l].router.hash = r->forced + l * each;
+    r->ahead = 0;
+    r->guess_host = r->can_fetch ? f->guess : NULL;
+    if (!r->guess_host) return AFF_OK;
+    AFF_TRY(force_table(r, f->guess, &r->guess, err));
+    r->ahead = f->ahead;
     return AFF_OK;
 }

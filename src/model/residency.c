@@ -29,6 +29,7 @@ static aff_status resize(void *ctx, int64_t slots, aff_error *err)
 
 /* ---- how memory is dealt ---- */
 
+enum { SCRATCH = 32 }; /* experts fetched ahead */
 enum { SPARE = 8, LOADING = 16 }; /* free pool slots where there is a disk below it (tiers.c); staging slots that keep a disk busy */
 
 /* Of host slots: the pool, all experts if there is room for that, else those that are not on the card; staging, where some are on disk or may have
@@ -96,6 +97,8 @@ aff_status aff__runner_experts(aff_runner *r, const aff_card_options *o, aff_err
     const aff_placement_options used = aff__placement_options_resolve(&t.placement, false);
     const int64_t spare = used.strategy == AFF_PLACE_STATIC ? 0 : used.shadow;
     const aff_slab_options s = {.spare = spare,
+                                .scratch = o->prefetch > 0 ? SCRATCH : 0,
+                                .ahead = o->prefetch,
                                 .most = o->gpu_bytes < 0 ? UINT64_MAX : (uint64_t)o->gpu_bytes,
                                 .keep = o->headroom < 0 ? UINT64_MAX : (uint64_t)o->headroom,
                                 .warn = o->warn,

@@ -15,7 +15,11 @@ struct aff_runner {
     aff_net *placed;       /* with weights where the backend reads them */
     aff_expert_table experts, draft_experts; /* placed only */
     const int16_t (*shape_table)[1024][4];
-    int32_t *forced; /* [layers][vocab][picks] in the backend's memory, of aff__runner_force; NULL: none */
+    int ahead;       /* layers that experts are predicted ahead of their use, 0: none (backend.h, predict) */
+    float *route2;                    /* [AFF_LOGIT_ROWS][E] a later layer's router */
+    int32_t *forced, *guess; /* [layers][vocab][picks] in the backend's memory, of aff__runner_force; NULL: none */
+    const int32_t *guess_host; /* the caller's; NULL: predictions are the routers' */
+    bool can_fetch;            /* the device has room for experts fetched ahead */
     aff_backend *b;
     int chunk; /* most rows of a pass */
     aff_plan *plan;

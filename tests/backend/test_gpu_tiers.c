@@ -32,6 +32,7 @@ typedef struct {
     int staging; /* slots; 0: none are on disk */
     bool amd;
     bool only_full;
+    int scratch, ahead; /* fetched ahead */
 } config;
 
 typedef struct request {
@@ -158,7 +159,7 @@ static void open_world(world *w, const config *c, const aff_net *net)
     w->n = w->layers * w->experts;
     w->pitch = aff__experts_layout(net->experts).pitch;
     const int64_t slots = c->slab < 0 ? 1 : (int64_t)w->n * c->slab / 100;
-    must(aff__runner_slab(w->r, &(aff_slab_options){.spare = 2, .most = slots ? (uint64_t)slots * w->pitch + b->mem->page : 0, .keep = UINT64_MAX}, &w->card, &err));
+    must(aff__runner_slab(w->r, &(aff_slab_options){.scratch = c->scratch, .ahead = c->ahead, .spare = 2, .most = slots ? (uint64_t)slots * w->pitch + b->mem->page : 0, .keep = UINT64_MAX}, &w->card, &err));
     assert_true(w->card.slots >= slots);
     assert_true(w->card.slots <= slots + (int64_t)(b->mem->page / w->pitch) + 1);
     must(aff__calloc(&w->source, (uint64_t)w->n, w->pitch, "source", &err));
@@ -381,6 +382,13 @@ static void same_text(aff_net *(*open)(void), const config *configs, int n)
         const aff_tier_counters k = aff__gpu_of(w.r->b)->slab->count;
         print_message("%s, %s%s: %lld slots of %d, %d rows differ; %lld experts over the link, %d from disk, %.1f MB streamed\n", c->name, c->amd ? "amd" : "nv",
                       c->moves ? ", moving" : "", (long long)w.card.slots, w.n, wrong, (long long)k.link_items, w.served, (double)k.stream_bytes * 1e-6);
+        if (c->scratch)
+            print_message("  fetched ahead: %lld asked, %lld used, %lld wasted, %lld cancelled, %.2f MB; %lld of %lld picks guessed rightly\n", (long long)k.prefetch_asked,
+                          (long long)k.prefetch_used, (long long)k.prefetch_wasted, (long long)k.prefetch_cancelled, (double)k.prefetch_bytes * 1e-6,
+                          (long long)k.guess_right, (long long)k.guess_picks);
+        assert_true((k.prefetch_used > 0) == (c->scratch > 0));
+        assert_int_equal(k.prefetch_asked, k.prefetch_used + k.prefetch_wasted + k.prefetch_cancelled);
+        assert_true(k.prefetch_bytes <= (uint64_t)(k.prefetch_used + k.prefetch_wasted) * w.pitch);
         assert_int_equal(wrong, 0);
         assert_true((w.served > 0) == (c->staging > 0));
         assert_true(k.link_items > 0 || c->slab == 100 || c->pool == 0 || !c->pinned);
@@ -409,6 +417,26 @@ static void test_places(void **state)
     };
     (void)state;
     same_text(open_synthetic, c, (int)(sizeof c / sizeof *c));
+}
+
+static aff_net *open_deep(void)
+{
+    aff_net *net;
+    const aff_synthetic y = {.geometry = "tiny", .layers = 6, .experts = 12, .seed = 5};
+    must(aff__net_open(&net, NULL, &(aff_net_options){.numerics = AFF_FAST, .draft = true, .synthetic = &y}, &err));
+    return net;
+}
+
+/* Experts fetched ahead of their layers, of which three have tables and three are guessed for. */
+static void test_fetched(void **state)
+{
+    static const config c[] = {
+        {"45 %, rest in the pool, 8 fetched", 45, 100, true, true, 0, false, false, 8, 1},
+        {"one slot, pool and disk, 1 fetched", -1, 60, true, true, 40, false, true, 1, 1},
+        {"pool only, 64 fetched, 2 layers ahead", 0, 100, false, true, 0, true, false, 64, 2},
+    };
+    (void)state;
+    same_text(open_deep, c, (int)(sizeof c / sizeof *c));
 }
 
 static void test_mx(void **state)
@@ -612,6 +640,6 @@ int main(int argc, char **argv)
         if (!strcmp(argv[i], "--only") && i + 1 < argc) cmocka_set_test_filter(argv[++i]);
         if (!strcmp(argv[i], "--device") && i + 1 < argc) card_name = argv[++i];
     }
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_places), cmocka_unit_test(test_mx), cmocka_unit_test(test_disk_error), cmocka_unit_test(test_tiers), cmocka_unit_test(test_growth)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_places), cmocka_unit_test(test_fetched), cmocka_unit_test(test_mx), cmocka_unit_test(test_disk_error), cmocka_unit_test(test_tiers), cmocka_unit_test(test_growth)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

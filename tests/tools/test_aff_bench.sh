@@ -37,7 +37,7 @@ same "forced routes again" "$first" "$(grep '^D ' "$tmp/trace" | md5sum)"
 # Routes by tier: a line with every pick a hit and one for each rate; 16 picks a token, four in each of four layers.
 runs --synthetic tiny --layers 4 --experts 16 --threads 1 --ctx-min 20 --hit-rate 0.5,0.9 -n 40 --memory-rate 10
 same "rates" "1.000 0.500 0.900" "$(sed 1,2d "$tmp/out" | cut -d, -f1 | xargs)"
-sed 1,2d "$tmp/out" | awk -F, 'NF != 17 || $6 + $7 + $8 != 16 { print; exit 1 }' || fail "columns by tier"
+sed 1,2d "$tmp/out" | awk -F, 'NF != 25 || $6 + $7 + $8 != 16 { print; exit 1 }' || fail "columns by tier"
 grep -qF 'routes are dealt to the tiers' "$tmp/err" || fail "forced routes are said"
 refused 2 "--hit-rate: expected numbers of 0 to 1 with commas between them, got '0.5,'" --synthetic tiny --hit-rate 0.5,
 refused 2 "--hit-rate: expected numbers of 0 to 1 with commas between them, got '1.5'" --synthetic tiny --hit-rate 1.5

@@ -114,6 +114,7 @@ static aff_status begin(aff_backend *b, const aff_rowset *rs, aff_error *err)
     if (rs->n <= AFF_K_FEW) g->max_pos = bucket(g->max_pos);
     const uint64_t n = (uint64_t)rs->n;
     AFF_TRY(aff__gpu_stage_begin(g, err));
+    aff__gpu_fetch_begin(g);
     AFF_TRY(m->write(m, g->pos, rs->pos, n * sizeof *g->pos, err));
     AFF_TRY(m->write(m, g->first, rs->first, n * sizeof *g->first, err));
     return m->write(m, g->table, rs->table, n * sizeof *g->table, err);
@@ -192,6 +193,8 @@ static aff_status finish(aff_backend *b, aff_error *err)
     g->staged = 0;
     const aff_status read = aff__gpu_stage_end(g, s == AFF_OK ? err : NULL);
     if (s == AFF_OK) s = read;
+    const aff_status ahead = aff__gpu_fetch_end(g, s == AFF_OK ? err : NULL);
+    if (s == AFF_OK) s = ahead;
     for (int i = 0; s == AFF_OK && i < g->moes; i++)
         if (g->host_counts[AFF_K_PLAN_COUNTS * i + AFF_K_BAD])
             s = aff__fail(err, AFF_E_FORMAT,

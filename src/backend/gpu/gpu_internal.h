@@ -39,9 +39,9 @@ enum { AFF_G_RECORDS = 64 };
 
 enum { AFF_G_ROWS = 8192 /* of a pass */, AFF_G_FORMS = 32, AFF_G_STAGE = 1 << 20, AFF_G_COUNTS = 160, AFF_G_BEST = 32 };
 
-/* A plan of the pass: which layer's (of the slab's table), for how many rows and picks. */
+/* A plan of the pass: which layer's (of the slab's table), for how many rows and picks; ahead: it guessed for the plan so many further on. */
 typedef struct aff_gpu_moe {
-    int layer, T, K;
+    int layer, T, K, ahead;
     bool few; /* by the kernels that read experts where they are */
 } aff_gpu_moe;
 
@@ -92,6 +92,45 @@ typedef struct aff_gpu_groups {
     bool busy[2]; /* used[] was recorded */
 } aff_gpu_groups;
 
+/* gpu_fetch.c: slots on the card for experts fetched ahead of their layer, and the wishes for them (args.h, aff_k_fetch). */
+typedef struct aff_gpu_wish {
+    uint32_t number, due; /* layer * experts + expert (in a slot: plus 1, 0: none); the plan it is for */
+} aff_gpu_wish;
+typedef struct aff_gpu_guess {
+    aff_router router;
+    const float *logits;
+    const int32_t *ids;
+    int layer, ahead;
+    bool pending; /* for the next route and plan */
+} aff_gpu_guess;
+enum { AFF_G_WISHES = 512 };
+typedef struct aff_gpu_fetch {
+    char *at; /* [slots] device */
+    int slots;
+    uint64_t *begun;                                 /* device, with */
+    uint32_t *ready, *plans, *last;
+    int32_t *guesses;                                /* device [AFF_K_FEW][picks] */
+    uint64_t *entry, *word;                          /* pinned, with */
+    uint32_t *head, *progress;
+    int32_t *log;                                    /* [AFF_G_COUNTS][log_row] guesses of the pass's plans */
+    int log_row;
+    aff_gpu_guess guess;
+    aff_stream *copies;
+    aff_event *done[2];
+    uint32_t seen, issued; /* the thread's */
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    /* Under the lock. */
+    bool running, stop, pass, busy;
+    uint32_t idle; /* the last plan when the pass began */
+    aff_gpu_wish wish[AFF_G_WISHES], slot[AFF_K_SCRATCH];
+    int n; /* wishes */
+    int64_t asked, cancelled, served, copied; /* since the last end; served: with or without a copy */
+    aff_status status;
+    aff_error err;
+} aff_gpu_fetch;
+
 typedef struct aff_gpu {
     aff_backend base;
     aff_memory mem; /* base.mem */
@@ -125,6 +164,7 @@ typedef struct aff_gpu {
     aff_gpu_slab *slab;   /* NULL: experts are where `place` put them, all of them */
     aff_gpu_stage *stages;
     aff_gpu_groups groups;
+    aff_gpu_fetch *fetch; /* NULL: nothing is fetched ahead */
     aff_gpu_record record[AFF_G_RECORDS];
     int n_records;
     uint64_t passes, repeated;
@@ -190,6 +230,15 @@ aff_status aff__gpu_stage_end(aff_gpu *g, aff_error *err);
 aff_status aff__gpu_groups_open(aff_gpu *g, aff_error *err);
 void aff__gpu_groups_free(aff_gpu *g);
 void aff__gpu_groups_run(aff_gpu *g, int layer, const int32_t *count, int batch, void (*run)(void *ctx, int lo, int hi, int e0, int e1), void *ctx);
+
+/* gpu_fetch.c */
+aff_status aff__gpu_fetch_open(aff_gpu *g, aff_error *err);
+void aff__gpu_fetch_free(aff_gpu *g);
+void aff__gpu_fetch_begin(aff_gpu *g); /* nothing runs on the device */
+aff_status aff__gpu_fetch_end(aff_gpu *g, aff_error *err);
+void aff__gpu_fetch_drain(aff_gpu *g); /* returns when no copy reads the pool; between passes */
+void aff__gpu_fetch_used(aff_gpu *g, int taken);
+void aff__gpu_fetch_recall(aff_gpu *g);
 
 /* gpu_ops.c: fills in the table. gpu_moe.c, gpu_attention.c: ops of those names. */
 void aff__gpu_ops(aff_backend *b);

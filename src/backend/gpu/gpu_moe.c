@@ -7,7 +7,8 @@
 static void route(aff_backend *b, const aff_router *r, const float *logits, const int32_t *ids, int T, int32_t *picks,
                   float *weights)
 {
-    const aff_k_route a = {.logits = logits,
+    aff_gpu *g = aff__gpu_of(b);
+    aff_k_route a = {.logits = logits,
                            .bias = r->bias,
                            .hash = r->hash,
                            .ids = ids,
@@ -16,8 +17,18 @@ static void route(aff_backend *b, const aff_router *r, const float *logits, cons
                            .scoring = (int32_t)r->scoring,
                            .experts = r->experts,
                            .picks_n = r->picks,
+                           .T = T,
                            .scale = r->scale};
-    aff__gpu_launch(aff__gpu_of(b), AFF_K_route, T, 32, 8 * (uint64_t)r->experts, &a);
+    const aff_gpu_guess *w = g->fetch ? &g->fetch->guess : NULL;
+    const bool guess = w && w->pending;
+    if (guess) {
+        a.guess_logits = w->logits;
+        a.guess_bias = w->router.bias;
+        a.guess_hash = w->router.hash;
+        a.guess = g->fetch->guesses;
+        a.guess_log = g->fetch->log + (int64_t)(g->moes < AFF_G_COUNTS ? g->moes : 0) * g->fetch->log_row;
+    }
+    aff__gpu_launch(g, AFF_K_route, guess ? 2 * T : T, 32, 8 * (uint64_t)r->experts, &a);
 }
 
 static void swiglu(aff_backend *b, float *a, const float *bb, float limit, int T, int n)
@@ -106,6 +117,31 @@ static void few_rows(work *w, int items)
     }
 }
 
+static void place_fetch(aff_gpu *g, int row, aff_k_plan *p, aff_k_experts *a)
+{
+    aff_gpu_fetch *f = g->fetch;
+    const aff_gpu_slab *s = g->slab;
+    p->fetch = (aff_k_fetch){.plans = f->plans,
+                             .progress = f->progress,
+                             .begun = f->begun,
+                             .ready = f->ready,
+                             .at = (uint64_t)(uintptr_t)f->at,
+                             .pitch = s->o.pitch,
+                             .slots = f->slots,
+                             .layer = row,
+                             .last = f->last,
+                             .entry = f->entry,
+                             .head = f->head};
+    a->fetched = f->ready;
+    if (!f->guess.pending) return;
+    p->fetch.guess = f->guesses;
+    p->fetch.guess_base = s->table + (int64_t)f->guess.layer * s->o.experts;
+    p->fetch.guess_layer = f->guess.layer;
+    p->fetch.ahead = f->guess.ahead;
+    g->moe[g->moes - 1].ahead = f->guess.ahead;
+    f->guess.pending = false;
+}
+
 /* What the plan needs to know about where experts are, and the kernels after it: `away`, some may be elsewhere than on the card, `few` or many rows. */
 static void place_plan(aff_gpu *g, int row, bool away, bool few, aff_k_plan *p, aff_k_experts *a)
 {
@@ -114,6 +150,7 @@ static void place_plan(aff_gpu *g, int row, bool away, bool few, aff_k_plan *p, 
     p->log = row < 0 ? NULL : aff__gpu_slab_log(g, g->moes - 1);
     if (row >= 0) p->ring = (aff_k_ring){.pitch = s->o.pitch, .layer = row};
     if (away && !few) p->group = (uint64_t)(uintptr_t)g->groups.at, p->group_slots = 2 * g->groups.each;
+    if (few && row >= 0 && g->fetch) place_fetch(g, row, p, a);
     if (!t || !few || row < 0) return;
     p->ring.last = t->last;
     p->ring.entry = t->entry;
@@ -166,14 +203,15 @@ static void routed(aff_backend *b, const aff_expert_shape *s, const aff_expert_t
                          .link = g->link_blocks,
                          .limit = s->swiglu_limit};
     memcpy(a->off, e->plane, sizeof a->off);
-    if (row >= 0) g->moe[g->moes - 1] = (aff_gpu_moe){row, T, K, few};
+    if (row >= 0) g->moe[g->moes - 1] = (aff_gpu_moe){row, T, K, 0, few};
     int8_t *xq;
     float *xs;
     quantise(g, x, T, s->hidden, AFF_G_XQ, &xq, &xs);
     a->xq = xq;
     a->xs = xs;
     quantise(g, NULL, n, s->inter, AFF_G_HQ, &a->hq, &a->hs);
-    const unsigned threads = (unsigned)((e->experts < 1024 ? e->experts : 1024) + 31) & ~31u;
+    const int ahead = g->fetch && e->experts < 992 ? 32 : 0; /* a warp without experts, for wishes */
+    const unsigned threads = ((unsigned)((e->experts < 1024 ? e->experts : 1024) + 31) & ~31u) + (unsigned)ahead;
     aff_k_plan plan = {.picks = picks, .weights = weights, .base = e->base + (int64_t)layer * e->experts, .plan = a->plan, .T = T, .K = K, .experts = e->experts, .batch = batch};
     place_plan(g, row, away, few, &plan, a);
     aff__gpu_launch(g, AFF_K_plan, 1, threads, aff__k_plan_smem(e->experts), &plan);

@@ -70,6 +70,7 @@ static uint64_t word_of(const aff_gpu_slab *s, const aff_tier_place *p)
 static aff_status publish(void *ctx, const aff_tier_change *c, int n, aff_error *err)
 {
     aff_gpu *g = ctx;
+    if (n) aff__gpu_fetch_drain(g); /* a pool slot that is left may be filled anew */
     aff_gpu_slab *s = g->slab;
     const int64_t all = (int64_t)s->o.layers * s->o.experts;
     int64_t lo = all, hi = 0;
@@ -172,6 +173,7 @@ static aff_status open_slab(aff_gpu *g, aff_error *err)
     s->chunk = aff__align_up(aff__rt_info(g->rt)->memory / 512 + 1, page);
     s->range_bytes = full;
     if (take < full) { /* a part of them: then there are moves */
+        if (s->o.scratch > 0) AFF_TRY(aff__gpu_fetch_open(g, err));
         s->range_bytes = aff__align_up((words + (uint64_t)s->o.spare) * s->o.pitch + GUARD, page);
         AFF_TRY(budget(g, s->range_bytes, &take, err));
     }
@@ -222,6 +224,7 @@ void aff__gpu_slab_free(aff_gpu *g)
     if (!s) return;
     aff__gpu_stage_free(g);
     aff__gpu_groups_free(g);
+    aff__gpu_fetch_free(g);
     if (s->moves) aff__rt_sync(g->rt, s->moves, NULL);
     if (s->range) {
         aff__rt_decommit(g->rt, s->range, s->committed);
@@ -269,8 +272,15 @@ static void count_links(aff_gpu *g, const aff_gpu_moe *m, const int32_t *pick)
 void aff__gpu_slab_finish(aff_gpu *g)
 {
     if (!g->slab) return;
+    aff__gpu_fetch_recall(g);
     for (int i = 0; i < g->moes; i++) {
         const aff_gpu_moe *m = &g->moe[i];
+        const int32_t *n = g->host_counts + AFF_K_PLAN_COUNTS * i;
+        if (n[AFF_K_TAKEN]) { /* count_links takes them for read over the link */
+            aff__gpu_fetch_used(g, n[AFF_K_TAKEN]);
+            g->slab->count.link_items -= n[AFF_K_TAKEN];
+            g->slab->count.link_bytes -= (uint64_t)n[AFF_K_SAVED] * g->slab->o.bytes;
+        }
         if (m->few && g->slab->elsewhere[m->layer]) count_links(g, m, aff__gpu_slab_log(g, i));
     }
 }
@@ -284,6 +294,13 @@ static void counted(aff_backend *b, aff_tier_counters *out)
     out->link_bytes += c->link_bytes;
     out->stream_bytes += c->stream_bytes;
     out->staged += c->staged;
+    out->prefetch_asked += c->prefetch_asked;
+    out->prefetch_used += c->prefetch_used;
+    out->prefetch_wasted += c->prefetch_wasted;
+    out->prefetch_cancelled += c->prefetch_cancelled;
+    out->prefetch_bytes += c->prefetch_bytes;
+    out->guess_picks += c->guess_picks;
+    out->guess_right += c->guess_right;
     *c = (aff_tier_counters){0};
 }
 

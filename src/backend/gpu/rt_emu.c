@@ -72,6 +72,7 @@ struct aff_graph {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static device *devices;
 static uint32_t thread_seed, order = 1;
+static int waiting; /* threads that want the lock to queue work: a pass goes on beside them, as on a device */
 
 static device *of(aff_rt *rt)
 {
@@ -107,7 +108,9 @@ static void free_works(work *w)
 static aff_status add(aff_stream *s, const work *w, const void *args, size_t args_size, aff_error *err)
 {
     work *n;
+    __atomic_fetch_add(&waiting, 1, __ATOMIC_RELAXED);
     pthread_mutex_lock(&lock);
+    __atomic_fetch_sub(&waiting, 1, __ATOMIC_RELAXED);
     aff_status st =
         s->d->broken ? broken(s->d, err) : aff__calloc(&n, 1, sizeof *n + args_size, "emulated stream", err);
     if (st == AFF_OK) {
@@ -209,6 +212,10 @@ static aff_status run_until(device *d, const aff_stream *s, const aff_event *e, 
     while (!d->broken && (s ? s->head != NULL : e->reached < ticket)) {
         if (step_any()) {
             since = 0;
+            if (!__atomic_load_n(&waiting, __ATOMIC_RELAXED)) continue;
+            pthread_mutex_unlock(&lock);
+            for (int i = 0; i < 100 && __atomic_load_n(&waiting, __ATOMIC_RELAXED); i++) nanosleep(&(struct timespec){0, 20000}, NULL);
+            pthread_mutex_lock(&lock);
             continue;
         }
         const uint64_t t = aff__now_ns();

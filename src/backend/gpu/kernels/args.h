@@ -335,7 +335,8 @@ typedef struct aff_k_topk {
 
 /* ---- moe.inc ---- */
 
-/* T x 32, 8 * experts B. The router of backend.h; experts <= 1024. */
+/* T x 32, 8 * experts B; with a guess 2 T blocks. The router of backend.h; experts <= 1024. Blocks from T on choose for a layer to come from its
+ * router's logits or table, in the same way. */
 typedef struct aff_k_route {
     const float *logits;  /* [T][experts] */
     const float *bias;    /* [experts] or NULL */
@@ -343,7 +344,11 @@ typedef struct aff_k_route {
     const int32_t *ids;   /* [T], for hash */
     int32_t *picks;       /* [T][picks_n] in the order of choice */
     float *weights;       /* [T][picks_n] */
-    int32_t scoring, experts, picks_n;
+    const float *guess_logits; /* [T][experts], of the other layer as the next two */
+    const float *guess_bias;
+    const int32_t *guess_hash;
+    int32_t *guess, *guess_log; /* [T][picks_n] device, pinned; NULL: no guess */
+    int32_t scoring, experts, picks_n, T;
     float scale;
 } aff_k_route;
 
@@ -354,9 +359,29 @@ enum { AFF_K_CARD, AFF_K_HOST, AFF_K_DISK, AFF_K_CLASSES };
 typedef struct aff_k_item {
     uint64_t base; /* the expert's slot */
     int32_t expert, first, count, where;
-    uint32_t ticket; /* AFF_K_DISK: the slot holds the expert once aff_k_ring.ready has this number */
-    uint32_t unused;
+    uint32_t ticket; /* not 0: the slot holds the expert once aff_k_ring's or (scratch) aff_k_fetch's `ready` has this number */
+    int32_t scratch; /* 1 + number of a scratch slot on its way (AFF_K_HOST); 0: none */
 } aff_k_item;
+
+/* Experts fetched ahead into scratch slots on the card. Plans that have this count from 1 on; a copy is for the plan of one number (`due`), and its slot is
+ * not written again before a later plan has begun. Behind `begun` the copy engine writes the slot, behind the slot `ready`. */
+enum { AFF_K_SCRATCH = 64, AFF_K_FETCH_RING = 1024 };
+typedef struct aff_k_fetch {
+    uint32_t *plans;       /* device: the number of the last plan; */
+    uint32_t *progress;    /* pinned: the same, for the host */
+    const uint64_t *begun; /* device [slots]: due << 32 | 1 + number of the expert in the table */
+    const uint32_t *ready; /* device [slots]: due */
+    uint64_t at, pitch;    /* the slots */
+    int32_t slots;         /* 0: none; at most AFF_K_SCRATCH */
+    int32_t layer;         /* of the table, of this plan */
+    /* Wishes: guesses for the layer whose words are `guess_base`, `ahead` plans from here, those that are in host memory, each once, by rank. */
+    const int32_t *guess; /* [T][K], NULL: none */
+    const uint64_t *guess_base;
+    int32_t guess_layer, ahead;
+    uint32_t *last;  /* device: wishes so far */
+    uint64_t *entry; /* pinned [AFF_K_FETCH_RING]: wish k at k mod the size: k << 40 | low half of due << 24 | number of the expert */
+    uint32_t *head;  /* pinned: the last wish whose entry is there */
+} aff_k_fetch;
 
 /* Requests of a plan for experts on disk. Tickets count from 1; ticket k is answered in staging slot k mod slots, and ready[k mod slots] = k says that
  * the expert is there. A plan never asks for more than `slots`, and the kernels before it are done: so the slots it names are free. */
@@ -379,8 +404,9 @@ typedef struct aff_k_moe {
 } aff_k_moe;
 
 /* Counts of a plan: items; picks that name no expert (then the pass is void); of the items those of experts on the card, and those on
- * disk, which are the first and the last. */
-enum { AFF_K_ITEMS, AFF_K_BAD, AFF_K_ON_CARD, AFF_K_ON_DISK, AFF_K_PLAN_COUNTS };
+ * disk, which are the first and the last. Of experts in host memory: those taken from scratch slots, those of them that were on their way; and how often
+ * a kernel would have read them over the link. */
+enum { AFF_K_ITEMS, AFF_K_BAD, AFF_K_ON_CARD, AFF_K_ON_DISK, AFF_K_TAKEN, AFF_K_WAITED, AFF_K_SAVED, AFF_K_PLAN_COUNTS };
 
 /* 1 x min(experts, 1024) rounded up to 32, aff__k_plan_smem(experts). Items of at most `batch` entries, and their entries in that order: by
  * class, in a class experts ascending, of an expert rows ascending. */
@@ -390,12 +416,13 @@ typedef struct aff_k_plan {
     const uint64_t *base; /* [experts] words of aff_expert_table */
     aff_k_moe plan;
     aff_k_ring ring;
+    aff_k_fetch fetch;
     uint64_t group;      /* not 0: slots (of ring.pitch) on the card that experts from elsewhere are brought to, the i-th in item order to slot i mod group_slots */
     int32_t group_slots;
     int32_t *log; /* NULL, or pinned memory: of T <= AFF_K_FEW rows the picks [T][K], else how many rows chose each expert [experts] */
     int32_t T, K, experts, batch;
 } aff_k_plan;
-static inline size_t aff__k_plan_smem(int32_t experts) { return 36 * (size_t)experts; }
+static inline size_t aff__k_plan_smem(int32_t experts) { return 40 * (size_t)experts + 12 * AFF_K_SCRATCH; }
 static inline int32_t aff__k_max_items(int32_t T, int32_t K, int32_t experts, int32_t batch)
 {
     const int32_t n = T * K;
@@ -439,6 +466,7 @@ typedef struct aff_k_experts {
     int32_t item0;      /* many: the first item of the launch */
     uint32_t ready_slots;
     const uint32_t *ready; /* pinned [ready_slots] (aff_k_ring) */
+    const uint32_t *fetched; /* device (aff_k_fetch.ready) */
     float limit;
 } aff_k_experts;
 typedef aff_k_experts aff_k_experts_up;
