@@ -433,7 +433,7 @@ static void test_fetched(void **state)
     static const config c[] = {
         {"45 %, rest in the pool, 8 fetched", 45, 100, true, true, 0, false, false, 8, 1},
         {"one slot, pool and disk, 1 fetched", -1, 60, true, true, 40, false, true, 1, 1},
-        {"pool only, 64 fetched, 2 layers ahead", 0, 100, false, true, 0, true, false, 64, 2},
+        {"pool only, 64 fetched, 2 layers ahead", 0, 100, false, true, 0, true, true, 64, 2},
     };
     (void)state;
     same_text(open_deep, c, (int)(sizeof c / sizeof *c));
