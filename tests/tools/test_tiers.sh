@@ -32,6 +32,16 @@ wrong "placement-strategy" --placement-strategy luck
 wrong "host-pool-mib" --host-pool-mib -1
 wrong "--expert-copies: expected a model in one file" --host-pool-mib 2 --expert-copies "$model/config.json"
 
+# A profile: the pool begins with it; one of another model is none.
+runs "${text[@]}" --route-trace "$tmp/trace"
+affinity=$bin/aff-profile
+runs --fit "$tmp/profile" "$tmp/trace"
+affinity=$bin/affinity
+same_text --host-pool-mib 2 --expert-profile "$tmp/profile"
+head -c 100 "$tmp/profile" >"$tmp/half"
+wrong "$tmp/half" --host-pool-mib 2 --expert-profile "$tmp/half"
+wrong "layers" --host-pool-mib 2 --expert-profile "$tmp/profile" --max-layers 3
+
 # The plan: what is kept where; memory that is not there is not promised.
 "$affinity" -m "$model" --plan --host-pool-mib 2 >"$tmp/out" 2>"$tmp/err"
 grep -q '^  experts: pool  *memory  *[0-9]*  31 of 144 in slots of 53248 bytes$' "$tmp/out" || fail "pool: $(cat "$tmp/out")"
