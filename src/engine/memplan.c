@@ -134,7 +134,7 @@ static aff_status tiers(aff_memplan *p, const aff_memplan_input *in, aff_error *
     const int64_t all = z.experts[0] + z.experts[1], most = all + AFF_MOST_STAGING;
     const bool card = in->engine->device.choice == AFF_DEVICE_RT;
     const uint64_t left = left_for_experts(p, &z, in->host_reserve);
-    p->experts_mapped = card || (in->host_pool < 0 && !z.experts_copied && (!z.experts_in_file || (uint64_t)all * z.expert <= left));
+    p->experts_mapped = card || (in->host_pool < 0 && !z.experts_copied && (!z.experts_in_file || (uint64_t)all * z.expert <= left_for_experts(p, &z, 0)));
     if (card) p->card_host = in->host_pool < 0 || (uint64_t)in->host_pool > left ? left : (uint64_t)in->host_pool;
     if (p->experts_mapped) return AFF_OK;
     /* Bounded by what there is: memory that is not there would be missed at the first touch. */
@@ -147,8 +147,8 @@ static aff_status tiers(aff_memplan *p, const aff_memplan_input *in, aff_error *
     const int64_t pool = p->expert_split.pool;
     aff__memplan_add(p, AFF_PLACE_MEMORY, false, (uint64_t)pool * z.slot, "experts: pool", "%" PRId64 " of %" PRId64 " in slots of %" PRIu64 " bytes%s", pool, all, z.slot,
                      clamped ? "; MORE WAS ASKED FOR" : "");
-    aff__memplan_add(p, AFF_PLACE_MEMORY, false, (uint64_t)p->expert_split.staging * z.slot, "experts: staging", "%" PRId64 " slots for those read from the disk as they are used",
-                     p->expert_split.staging);
+    aff__memplan_add(p, AFF_PLACE_MEMORY, false, (uint64_t)p->expert_split.staging * z.slot, "experts: staging", "%" PRId64 " slots for those read from the disk as they are used%s",
+                     p->expert_split.staging, clamped && !pool ? "; MORE WAS ASKED FOR" : "");
     return AFF_OK;
 }
 

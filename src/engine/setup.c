@@ -1,6 +1,7 @@
 #define _DEFAULT_SOURCE /* strsep */
 #include "engine/setup.h"
 #include "base/mem.h"
+#include "format/profile.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -80,14 +81,29 @@ aff_status aff__setup_plan(const aff_setup *s, const aff_net *outline, const aff
 aff_status aff__setup_placement(const aff_setup *s, aff_placement_options *o, aff_error *err)
 {
     aff__placement_options_init(o);
-    if (s->strategy) AFF_TRY(aff__placement_strategy_parse(s->strategy, &o->strategy, err));
-    o->moves = (int)s->moves;
-    o->lead = (int)s->lead;
-    o->shadow = (int)s->shadow;
-    o->decay = s->decay;
-    o->hysteresis = o->disk_hysteresis = s->hysteresis;
-    o->min_gain = o->disk_min_gain = s->min_gain;
-    return aff__placement_options_check(o, err);
+    /* Over the border to the disk the same as over the card's, when somebody says a number. */
+    o->disk_hysteresis = s->placement.hysteresis;
+    o->disk_min_gain = s->placement.min_gain;
+    return aff__placement_flags_apply(&s->placement, o, err);
+}
+
+aff_status aff__setup_profile(const aff_setup *s, const aff_net *net, float **use, aff_error *err)
+{
+    const aff_config *c = aff__net_config(net);
+    const uint64_t E = (uint64_t)c->experts, trunk = (uint64_t)aff__net_layers(net) * E, all = trunk + (uint64_t)aff__net_stages(net) * E;
+    const float *own = aff__net_profile(net);
+    aff_profile file = {0};
+    *use = NULL;
+    if (s->expert_profile)
+        AFF_TRY(aff__profile_read(&file, s->expert_profile, aff__net_layers(net), c->experts, err));
+    else if (!own)
+        return AFF_OK;
+    const aff_status st = aff__calloc(use, all, sizeof **use, "profile of the experts", err);
+    double sum = 0;
+    for (uint64_t i = 0; st == AFF_OK && i < trunk; i++) sum += (double)((*use)[i] = s->expert_profile ? file.use[i] : own[i]);
+    for (uint64_t i = trunk; st == AFF_OK && i < all; i++) (*use)[i] = (float)(sum / (double)trunk);
+    aff__profile_free(&file);
+    return st;
 }
 
 aff_status aff__setup_card(aff_setup *s, const aff_memplan *p, void (*warn)(void *ctx, const char *line), aff_engine_options *o, aff_error *err)
@@ -119,18 +135,23 @@ aff_status aff__setup_tiers(const aff_setup *s, const aff_memplan *p, aff_net *n
     enum { MOST = 17 }; /* one more than the loader takes, which says so */
     const char *name[MOST];
     char *list = NULL;
+    float *profile = NULL;
+    AFF_TRY(aff__setup_profile(s, net, &profile, err)); /* a wrong one is an error even where it is not used */
     if (p->experts_mapped) {
-        if (s->expert_copies && warn) warn(NULL, "--expert-copies: not used: all experts have room in memory");
+        if (s->expert_copies && warn) warn(NULL, "--expert-copies: not used: the CPU reads no experts from the disk here");
+        free(profile);
         return AFF_OK;
     }
     aff_tier_options o = {.slots = p->expert_slots, .staging = p->expert_staging, .loader = {.warn = warn}};
-    AFF_TRY(aff__setup_placement(s, &o.placement, err));
-    o.fill = o.placement.strategy == AFF_PLACE_STATIC;
-    if (s->expert_copies) AFF_TRY(aff__strndup(&list, s->expert_copies, strlen(s->expert_copies), err));
+    aff_status st = aff__setup_placement(s, &o.placement, err);
+    o.fill = o.placement.strategy == AFF_PLACE_STATIC || s->expert_profile;
+    o.profile = profile;
+    if (st == AFF_OK && s->expert_copies) st = aff__strndup(&list, s->expert_copies, strlen(s->expert_copies), err);
     o.loader.copies = name;
     o.loader.n_copies = list ? split(list, name, MOST) : 0;
-    const aff_status st = aff__net_use_tiers(net, &o, err);
+    if (st == AFF_OK) st = aff__net_use_tiers(net, &o, err);
     free(list);
+    free(profile);
     return st;
 }
 

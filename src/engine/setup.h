@@ -5,14 +5,14 @@
 #include "base/options.h"
 #include "engine/cache.h"
 #include "engine/memplan.h"
+#include "experts/placement_flags.h"
 
 /* Numbers: -1 is not given. */
 typedef struct aff_setup {
     int64_t kv_size, kv_commit, kv_margin, memory; /* memory in MiB */
     int64_t host_pool, host_reserve, gpu, gpu_headroom; /* MiB */
-    int64_t moves, lead, shadow;
-    double decay, hysteresis, min_gain;
-    const char *strategy, *expert_copies, *dspark_placement, *prefetch;
+    aff_placement_flags placement;
+    const char *expert_copies, *expert_profile, *dspark_placement, *prefetch;
     int64_t prefetch_ahead;
     aff_card_options card; /* made by aff__setup_card, with the tiers' options it names */
     aff_tier_options card_tiers;
@@ -21,8 +21,8 @@ typedef struct aff_setup {
     bool cache_stays, cache_verify, plan, plan_json;
 } aff_setup;
 #define AFF_SETUP_NOTHING \
-    {.kv_size = -1, .kv_commit = -1, .kv_margin = -1, .host_pool = -1, .host_reserve = -1, .gpu = -1, .gpu_headroom = -1, .memory = -1, .moves = -1, .lead = -1, .shadow = -1, .decay = -1, \
-     .hysteresis = -1, .min_gain = -1}
+    {.kv_size = -1, .kv_commit = -1, .kv_margin = -1, .host_pool = -1, .host_reserve = -1, .gpu = -1, .gpu_headroom = -1, .memory = -1, \
+     .placement = AFF_PLACEMENT_FLAGS_INIT}
 
 /* Entries of a program's option table. */
 #define AFF_SETUP_OPTIONS(s) AFF_SETUP_DEVICE(s), AFF_SETUP_MEMORY(s), AFF_SETUP_EXPERTS(s), AFF_SETUP_CACHE(s)
@@ -47,13 +47,8 @@ typedef struct aff_setup {
     {"prefetch-ahead", 0, AFF_OPT_INT, &(s)->prefetch_ahead, "N", "Guess so many layers ahead [1].", NULL, 1, 16}, \
     {"host-pool-reserve-mib", 0, AFF_OPT_INT, &(s)->host_reserve, "N", "Memory that the pool leaves free [1536].", NULL, 0, 1e9}, \
     {"expert-copies", 0, AFF_OPT_STR, &(s)->expert_copies, "FILES", "Further copies of the model's file on other disks, separated by commas: reads are dealt over all of them."}, \
-    {"placement-strategy", 0, AFF_OPT_STR, &(s)->strategy, "NAME", "Which experts move between tiers: heat, demand, or static for none [heat]. No text depends on it."}, \
-    {"placement-moves", 0, AFF_OPT_INT, &(s)->moves, "N", "Swaps that every layer's use allows [8].", NULL, 0, 4096}, \
-    {"placement-decay", 0, AFF_OPT_NUM, &(s)->decay, "X", "What an expert's heat is multiplied with at every use of its layer [0.98].", NULL, 0, 1}, \
-    {"placement-hysteresis", 0, AFF_OPT_NUM, &(s)->hysteresis, "X", "How many times as hot as the one it replaces an expert must be.", NULL, 0, 1000}, \
-    {"placement-min-gain", 0, AFF_OPT_NUM, &(s)->min_gain, "X", "And how much hotter beyond that.", NULL, 0, 1e6}, \
-    {"placement-lead", 0, AFF_OPT_INT, &(s)->lead, "N", "Layers that the host may run ahead of a card while decoding; 0: any number.", NULL, 0, 127}, \
-    {"placement-shadow", 0, AFF_OPT_INT, &(s)->shadow, "N", "Slots of a card that are kept free for moves [32].", NULL, 1, 4096}
+    {"expert-profile", 0, AFF_OPT_STR, &(s)->expert_profile, "FILE", "How often every expert is used (aff-profile): the pool begins with the most used ones, read at the start [the container's]."}, \
+    AFF_PLACEMENT_OPTIONS(&(s)->placement)
 #define AFF_SETUP_CACHE(s) \
     {"prefix-cache-dir", 0, AFF_OPT_STR, &(s)->cache_dir, "DIR", \
      "Keep beginnings of texts in files there; a request that begins like an earlier one starts where that ended [no cache].", "Prefix cache"}, \
@@ -77,6 +72,8 @@ aff_status aff__setup_plan(const aff_setup *s, const aff_net *outline, const aff
 int aff__setup_answer(const aff_setup *s, const aff_memplan *p);
 /* --host-pool-mib, --expert-copies, --placement-...: keeps the network's experts as the plan says. Before there is an engine. On a card nothing is done. */
 aff_status aff__setup_tiers(const aff_setup *s, const aff_memplan *p, aff_net *net, void (*warn)(void *ctx, const char *line), aff_error *err);
+/* *use [trunk layers and draft stages][experts], to be freed: --expert-profile, else the container's, else NULL. A draft's experts count as used evenly. */
+aff_status aff__setup_profile(const aff_setup *s, const aff_net *net, float **use, aff_error *err);
 /* The placement that the flags ask for. */
 aff_status aff__setup_placement(const aff_setup *s, aff_placement_options *o, aff_error *err);
 /* --prefix-cache-dir: opens it and sets o->cache; *cache NULL without the flag. Its troubles go to

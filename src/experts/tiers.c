@@ -324,6 +324,16 @@ void aff__tiers_pin(aff_tiers *t, int layer, int e, bool pinned)
     pthread_mutex_unlock(&t->lock);
 }
 
+bool aff__tiers_at_hand(aff_tiers *t, int layer, int e)
+{
+    if (t->mapped) return true;
+    pthread_mutex_lock(&t->lock);
+    const int64_t i = aff__tier_index(t, layer, e);
+    const bool there = t->slot[i] >= 0 || (t->staged[i] >= 0 && t->entry[t->staged[i]].state == AFF_SLOT_STAGED);
+    pthread_mutex_unlock(&t->lock);
+    return there;
+}
+
 void aff__tiers_planes(aff_tiers *t, float *heat, uint8_t *tier)
 {
     pthread_mutex_lock(&t->lock);

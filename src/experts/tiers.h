@@ -119,6 +119,8 @@ void aff__tiers_close(aff_tiers *t, aff_tier_use *u);
 /* Where an expert is by the table (not by moves under way). Any thread. */
 aff_tier_place aff__tiers_place(aff_tiers *t, int layer, int e);
 aff_tier aff__tiers_tier(aff_tiers *t, int layer, int e);
+/* Whether its bytes are in host memory, if only in a staging slot. Any thread. */
+bool aff__tiers_at_hand(aff_tiers *t, int layer, int e);
 /* heat and tier [layers][experts] of trunk and draft, either NULL. */
 void aff__tiers_planes(aff_tiers *t, float *heat, uint8_t *tier);
 /* The slab shrinks or grows to `slots` (KV growth): the experts in slots from there on leave, the coldest of the rest make room for them if

@@ -196,7 +196,7 @@ static void by_bounce(aff_tiers *t, aff_mover_job *j)
 static void carry_out(aff_tiers *t, aff_mover_job *batch)
 {
     aff_mover_job *copied[AFF_MOVER_JOBS];
-    aff_tier_copy c[AFF_MOVER_JOBS];
+    aff_tier_copy c[AFF_MOVER_JOBS] = {0};
     int n = 0;
     for (aff_mover_job *j = batch; j; j = j->next) {
         if (j->copy.host) {

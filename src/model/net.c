@@ -655,5 +655,7 @@ int aff__net_stages(const aff_net *n) { return n->stages; }
 aff_numerics aff__net_numerics(const aff_net *n) { return n->numerics; }
 aff_net_sizes aff__net_sizes(const aff_net *n) { return n->sizes; }
 
+const float *aff__net_profile(const aff_net *n) { return n->main ? aff__container_profile(n->main) : NULL; }
+
 aff_tiers *aff__net_expert_tiers(const aff_net *n) { return n->tiers; }
 aff_experts *aff__net_experts(const aff_net *n, bool draft) { return draft ? n->draft_experts : n->experts; }
