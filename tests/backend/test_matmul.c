@@ -122,6 +122,97 @@ static float defined_product(const aff_weight *w, int r, const float *x)
     return (lane[0] + lane[2]) + (lane[1] + lane[3]);
 }
 
+/* One step of a lane as the instruction is documented: two fused steps, the odd product first, subnormals in and out as zeros. */
+static float step(float acc, float w, float x)
+{
+    if (fabsf(w) < 0x1p-126f) w = copysignf(0, w);
+    if (fabsf(x) < 0x1p-126f) x = copysignf(0, x);
+    const double exact = fma((double)w, (double)x, (double)acc); /* 53 bits, or an infinity or NaN */
+    float r = fmaf(w, x, acc);
+    /* Rounded to 24 bits as if exponents had no end: below 2^-126 by half a bit of 24 or more. */
+    if (fabs(exact) < 0x1p-126 * (1 - 0x1p-25)) r = copysignf(0, (float)exact);
+    return r == 0 ? copysignf(0, fmaf(w, x, acc)) : r;
+}
+
+static float defined_pairs(const aff_weight *w, int r, const float *x)
+{
+    float lane[16] = {0};
+    const int tile = w->dtype == AFF_FP8 ? 128 : 32, across = (w->cols + tile - 1) / tile;
+    for (int k = 0; k < (w->cols + 31) / 32 * 32; k += 2)
+        for (int i = 1; i >= 0; i--) {
+            const int64_t at = (int64_t)r * w->cols + k + i;
+            const bool in = k + i < w->cols;
+            float v = !in                     ? 0.0f
+                      : w->dtype == AFF_BF16 ? aff__bf16_to_f32(((const uint16_t *)w->data)[at])
+                                             : aff__e4m3_table[((const uint8_t *)w->data)[at]] * aff__e8m0_to_f32(w->scale[r / tile * across + (k + i) / tile]);
+            lane[k / 2 % 16] = step(lane[k / 2 % 16], v, in ? aff__round_bf16(x[k + i]) : 0.0f);
+        }
+    for (int i = 0; i < 8; i++) lane[i] += lane[i + 8];
+    for (int i = 0; i < 4; i++) lane[i] += lane[i + 4];
+    return (lane[0] + lane[2]) + (lane[1] + lane[3]);
+}
+
+static void every_level_gives_the_defined_pairs(void **state)
+{
+    (void)state;
+    uint64_t seed = 12;
+    static const int some[] = {1, 2, 4, 5, 8, 13, 32, 33};
+    for (int round = 0; round < 400; round++) {
+        int rows = draw_int(&seed, 1, 37), cols = draw_int(&seed, 1, 400), T = round % 9 ? draw_int(&seed, 1, 7) : some[draw(&seed, 8)];
+        if (round % 4 == 0) cols = (cols + 127) / 128 * 128;
+        if (round % 29 == 0) cols += 900; /* more than a panel */
+        bool wild = round % 3 != 1;
+        matrix m = random_matrix(dtypes[1 + draw(&seed, 3)], rows, cols, wild, &seed);
+        float *x = floats((int64_t)T * cols, wild, &seed), *y = floats((int64_t)T * rows, false, &seed), *want = floats((int64_t)T * rows, false, &seed);
+        if (round % 5 == 0) /* sums near 2^-126 */
+            for (int i = 0; i < T * cols; i++) x[i] = ldexpf(draw_unit(&seed), -120 + draw_int(&seed, 0, 6) - (m.w.dtype == AFF_BF16 ? 0 : 8));
+        if (round % 16 == 5) x[draw(&seed, (uint64_t)(T * cols))] = round % 32 == 5 ? INFINITY : NAN;
+        for (int t = 0; t < T; t++)
+            for (int r = 0; r < rows; r++) want[t * rows + r] = defined_pairs(&m.w, r, x + (int64_t)t * cols);
+        EACH_LEVEL(l)
+        {
+            for (int i = 0; i < T * rows; i++) y[i] = -1.0f;
+            aff__cpu_matmul(NULL, &m.w, AFF_FAST, x, cols, T, y, rows);
+            assert_int_equal(first_difference(y, want, (int64_t)T * rows), -1);
+        }
+        free(x), free(y), free(want), free_matrix(&m);
+    }
+}
+
+/* The instruction itself, where this machine has it: a row of 32 columns whose lane 0 gets c, then two products, over values of all sizes. */
+static void a_step_is_the_instruction(void **state)
+{
+    (void)state;
+    uint64_t seed = 13;
+    uint16_t w[64] = {0};
+    float x[64] = {0};
+    const aff_weight m = {.dtype = AFF_BF16, .rows = 1, .cols = 64, .data = w};
+    for (int round = 0; round < 100000; round++) {
+        const int base = round % 3 == 0 ? draw_int(&seed, -130, 120) : round % 3 == 1 ? -126 : 0;
+        for (int i = 0; i < 2; i++) { /* the lane's first pair makes some sum, the second moves it by about as much or by a rounding */
+            const int a = draw_int(&seed, -126, 0) / (round % 3 == 1 ? 1 : 8), b = base - a - draw_int(&seed, 0, 26);
+            w[i] = aff__f32_to_bf16(ldexpf(draw_unit(&seed), a)), x[i] = ldexpf(draw_unit(&seed), b);
+            w[32 + i] = aff__f32_to_bf16(ldexpf(draw_unit(&seed), a)), x[32 + i] = ldexpf(draw_unit(&seed), b - draw_int(&seed, 0, 26));
+        }
+        const float want = defined_pairs(&m, 0, x);
+        EACH_LEVEL(l)
+        {
+            float y;
+            aff__cpu_matmul(NULL, &m, AFF_FAST, x, 64, 1, &y, 1);
+            assert_int_equal(first_difference(&y, &want, 1), -1);
+        }
+    }
+    /* 2^-126 less 3/8 of the spacing below it is 2^-126; less 3/4 it is below, and zero. */
+    w[0] = 0x3f80, w[1] = 0, x[0] = 0x1p-126f, w[32] = aff__f32_to_bf16(-0x1p-70f), w[33] = 0;
+    EACH_LEVEL(l)
+    for (int eighths = 0; eighths < 9; eighths++) {
+        float y;
+        x[32] = (float)eighths * 0x1p-83f;
+        aff__cpu_matmul(NULL, &m, AFF_FAST, x, 64, 1, &y, 1);
+        assert_true(y == (eighths <= 4 ? 0x1p-126f : 0.0f));
+    }
+}
+
 static void every_level_gives_the_defined_bits(void **state)
 {
     (void)state;
@@ -175,6 +266,11 @@ static void every_e4m3_code_and_scale_is_exact(void **state)
                     assert_true(isnan(y));
                 else
                     assert_true((double)y == (i & 128 ? -v : v) * ldexp(1.0, b - 127) || (isinf(y) && b > 245));
+                x[i] = 1.0f; /* and as bf16, where subnormal values are zeros */
+                float pair;
+                aff__cpu_matmul(NULL, &w, AFF_FAST, x, 256, 1, &pair, 1);
+                x[i] = 0.0f;
+                assert_true(isnan(y) ? isnan(pair) : isinf(y) ? pair == y || isnan(pair) : pair == (fabsf(y) < 0x1p-126f ? 0.0f : y));
             }
 }
 
@@ -323,6 +419,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_agree_with_double_precision), cmocka_unit_test(every_level_gives_the_defined_bits),
+        cmocka_unit_test(every_level_gives_the_defined_pairs),  cmocka_unit_test(a_step_is_the_instruction),
         cmocka_unit_test(every_e4m3_code_and_scale_is_exact),   cmocka_unit_test(a_row_does_not_depend_on_its_company),
         cmocka_unit_test(groups_are_products_of_their_slices),  cmocka_unit_test(no_memory_changes_nothing),
         cmocka_unit_test(vectors_follow_the_definition),        cmocka_unit_test(rounding_is_one_function),

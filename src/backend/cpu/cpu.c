@@ -23,7 +23,7 @@ aff_status aff__cpu_reserve(aff_cpu *c, uint64_t bytes, aff_error *err)
 
 uint64_t aff__cpu_backend_bytes(aff_numerics num, int threads, const aff_backend_need *n)
 {
-    const uint64_t keys = ((uint64_t)AFF__KEY_CUT * (uint64_t)n->head_dim + (uint64_t)n->rope_dim) * sizeof(float),
+    const uint64_t keys = aff__cpu_attend_bytes(n->head_dim) + (uint64_t)n->rope_dim * sizeof(float),
                    scores = (uint64_t)n->groups * 8 + (uint64_t)n->index_heads * 4;
     uint64_t scratch = BOUNDED_SCRATCH;
     if (keys > scratch) scratch = keys;

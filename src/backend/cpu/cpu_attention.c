@@ -324,7 +324,7 @@ static void attend_task(void *ctx, int64_t task, int thread)
     const attend_job *j = ctx;
     const int64_t t = task / j->parts;
     const int h0 = (int)(task % j->parts) * j->part, nh = h0 + j->part < j->heads ? j->part : j->heads - h0, D = j->D;
-    float *buf = aff__cpu_scratch(j->cpu, thread), *cs = buf + (int64_t)AFF__KEY_CUT * D, *sn = cs + j->rope->pairs;
+    float *buf = aff__cpu_scratch(j->cpu, thread), *cs = buf + aff__cpu_attend_bytes(D) / sizeof *buf, *sn = cs + j->rope->pairs;
     float *o = j->o + (t * j->heads + h0) * D;
     aff__cpu_attend_keys(j->q + (t * j->heads + h0) * D, nh, D, &j->keys[t], j->sink + h0, j->scale, buf, o);
     rope_table(j->rope, j->pos[t], cs, sn);
@@ -383,7 +383,7 @@ static void attend_by_cuts(attend_job *j, int cuts)
     }
 }
 
-/* Heads of one task: as many as leave every thread two tasks, since each task brings the keys to float32 again; 4 at least. */
+/* Heads of one task: as many as leave every thread two tasks, since each task decodes the keys again; 4 at least. */
 static int heads_of_task(int T, int heads, int threads)
 {
     const int part = (int)((int64_t)T * heads / threads) / 8 * 4;
@@ -392,7 +392,7 @@ static int heads_of_task(int T, int heads, int threads)
 
 static int cuts_of(const aff_keyset *k) { return (k->n_raw + k->n_comp + k->n_extra + AFF__KEY_CUT - 1) / AFF__KEY_CUT; }
 
-/* Few rows with long lists: by cuts, each of whose keys comes to float32 once for all heads. Else heads are dealt out. */
+/* Few rows with long lists: by cuts, each of whose keys is decoded once for all heads. Else heads are dealt out. */
 aff_status aff__cpu_attend_rows(aff_backend *b, const float *q, int T, int heads, int D, const aff_keyset *keys, const float *sink, const aff_rope *rope,
                                 const int64_t *pos, float *o, aff_error *err)
 {
@@ -403,7 +403,7 @@ aff_status aff__cpu_attend_rows(aff_backend *b, const float *q, int T, int heads
                     .pos = pos, .o = o, .scale = (float)(1.0 / sqrt((double)D)), .result_bytes = result};
     bool by_cuts = threads > 1 && j.parts > 1;
     for (int t = 0; t < T; t++) by_cuts = by_cuts && cuts_of(&keys[t]) >= 2 * threads;
-    const uint64_t buf = aff__align_up(((uint64_t)AFF__KEY_CUT * (uint64_t)D + 2 * (uint64_t)rope->pairs) * sizeof(float), 64);
+    const uint64_t buf = aff__align_up(aff__cpu_attend_bytes(D) + 2 * (uint64_t)rope->pairs * sizeof(float), 64);
     const uint64_t sums = aff__align_up(2 * (uint64_t)heads * sizeof(float), 64);
     j.at = buf + sums;
     AFF_TRY(aff__cpu_reserve(c, by_cuts ? buf + sums + WAVE * result : buf, err));

@@ -7,10 +7,15 @@
 #include "quant/numbers.h"
 #include "quant/rows.h"
 
-enum { AFF__LANES = 16, AFF__ROWS_MAX = 32, AFF__KEY_CUT = 64, AFF__QUANT_GROUP = 128 };
+enum { AFF__LANES = 16, AFF__ROWS_MAX = 32, AFF__PAIRS_MAX = 64, AFF__KEY_CUT = 64, AFF__QUANT_GROUP = 128 };
 enum { AFF__KEY_OFFSET = 12 }; /* makes doubled E2M1 values bytes without sign */
 static const uint8_t aff__key_bytes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0}; /* by code */
 
+/* Whether bf16 holds every value of such rows. */
+static inline bool aff__rows_pair(const aff_rowfmt *f)
+{
+    return f->tail == f->floats && (!f->coded || f->group == AFF__A8_GROUP);
+}
 
 /* Stored rows that will be needed soon. */
 typedef struct aff__ahead {
@@ -22,6 +27,10 @@ typedef struct aff__ahead {
 typedef struct aff__cpu_inner {
     /* y[t][r - r0] = W[r] . x[t] for rows r0 <= r < r1 and t < n; x is used as it is. */
     void (*matmul)(const aff_weight *w, int r0, int r1, const float *const *x, int n, float *const *y);
+    /* The same in bf16 pairs (BF16 and FP8 weights); x: bf16, zeros up to the next multiple of 32 columns,
+     * n <= AFF__PAIRS_MAX. */
+    void (*pairs)(const aff_weight *w, int r0, int r1, const uint16_t *const *x, int n, float *const *y);
+    void (*to_bf16)(const float *x, uint16_t *y, int n);
     /* The exact integer product of one expert matrix [rows][cols]: xq[t][cols] int8, xs[t][ceil(cols/128)] scales;
      * y[t][r - r0] as above. */
     void (*q2p875)(const aff_expert_mat *m, const int16_t (*table)[1024][4], int rows, int cols, int r0, int r1,
@@ -37,6 +46,9 @@ typedef struct aff__cpu_inner {
      * V[heads][D]. next: NULL, or what the next cut will read. */
     void (*attend)(const float *q, int heads, int D, const float *const *key, int n, float scale, bool alone,
                    aff__ahead *next, float *M, float *Z, float *V);
+    /* The same in bf16 pairs: q[heads][ldq], key[AFF__KEY_CUT][ld]; columns up to a multiple of 32 and rows from n up to a multiple of 4 are zeros. */
+    void (*attend_pairs)(const uint16_t *q, int64_t ldq, int heads, int D, const uint16_t *key, int64_t ld, int n, float scale, bool alone,
+                         aff__ahead *next, float *M, float *Z, float *V);
     /* V[d] = fmaf(V[d], a, v[d] * b) */
     void (*merge)(int D, float a, float b, const float *v, float *V);
     /* Keys are rows in format q->f: coded ones, and float32. */
@@ -44,6 +56,8 @@ typedef struct aff__cpu_inner {
     void (*index_floats)(const aff_index_query *q, const uint8_t *ik, int n, float *score);
     /* A row of a sequence's state as float32. */
     void (*row)(const aff_rowfmt *f, const uint8_t *row, float *x);
+    /* The same as bf16, for rows of which aff__rows_pair() holds. */
+    void (*row_pairs)(const aff_rowfmt *f, const uint8_t *row, uint16_t *x);
     /* g[i] = weight * ((a * sigmoid(a)) * b), a = min(g[i], limit), b = u[i] clamped to +-limit; limit <= 0: no clamp.
      */
     void (*swiglu)(float *g, const float *u, float weight, float limit, int n);

@@ -1,12 +1,19 @@
 /* kernels.h - the CPU's inner loops: matrix products, routed experts, attention. Each has a scalar form that reads like its
  * definition here, and AVX2 / AVX-512 forms that give the same bits; aff__cpu_level() chooses at each call.
  *
- * Definition of a dense product y[r] = sum_k W[r][k] x[k] (promise 0). K is dealt to 16 lanes, lane i taking k = i mod 16.
+ * Definition of a dense product y[r] = sum_k W[r][k] x[k] (promise 0).
+ *
+ * Float32 products: `math` and `sim`, `wide` weights, F32 weights (for which `fast` rounds x to bf16 first). K is dealt to 16 lanes, lane i
+ * taking k = i mod 16.
  *   F32, BF16: each lane is one chain acc = fmaf(w, x, acc) from zero in ascending k.
  *   FP8: K is cut at the tile edges (128 or 32 columns). Inside a cut a lane's partial is such a chain over the E4M3 values; then
  *        acc = fmaf(partial, scale, acc) per lane, cuts in ascending order.
- * At the end the lanes fold in a fixed tree: a[i] += a[i+8], then +4, +2, +1. Columns past the last multiple of 16 go to lanes
- * 0.. as usual. In `fast` x is rounded to bf16 (nearest even) first, except for `wide` weights; weights are exact in every mode.
+ * Pair products: `fast` with BF16 and FP8 weights. x is rounded to bf16 (nearest even), an FP8 weight is E4M3 times its scale, which bf16
+ * holds (or infinite beyond the largest float). K is padded with zeros to a multiple of 32; lane i takes the pairs (k, k+1), k = 2i mod 32, in
+ * ascending order from zero: acc = fmaf(w[k+1], x[k+1], acc), then acc = fmaf(w[k], x[k], acc), each rounded to nearest even, where subnormal
+ * operands count as zeros of their sign and results below 2^-126 after rounding to 24 bits become zeros of theirs (pairs.h). That is what
+ * VDPBF16PS does, by its manual and by test; AVX2 does it in two fused steps with subnormals off.
+ * At the end the lanes fold in a fixed tree of plain float32 sums: a[i] += a[i+8], then +4, +2, +1. Weights are exact in every mode.
  * So a row's result does not depend on the number of rows, threads or the instruction set. "The same bits" means the same value
  * and sign of zero; which NaN comes out where a NaN goes in is left open. */
 #ifndef AFF_BACKEND_CPU_KERNELS_H
@@ -33,8 +40,12 @@ void aff__cpu_scale(float *y, float a, int n);                    /* y *= a */
  * order into a running (M, Z, V) that starts from (sink, 1, 0): M' = max(M, m); a = exp(M-M'), b = exp(m-M');
  * Z = fmaf(Z, a, z*b); V[d] = fmaf(V[d], a, v[d]*b). o = V / Z. scores s = dot(q, k) * scale. n may be 0 (o = 0). */
 void aff__cpu_attend(const float *q, int heads, int D, const float *const *key, int n, const float *sink, float scale, float *o);
-/* The same over a key list as stored. Each cut's rows go to float32 in buf [AFF__KEY_CUT][D] once for all heads, so the bits are
- * those of float32 rows. */
+/* The same over a key list as stored. buf: aff__cpu_attend_bytes(D), 64-byte aligned; each cut's rows go there once for all heads.
+ * Rows that bf16 holds (`fast`: E4M3 codes and a bf16 tail, nothing else; extra rows then are such values too) take part as bf16 pairs:
+ * q is rounded to bf16; s = scale * the pair product of q and key; p = bf16(exp(s - m)), zero behind the last key;
+ * z sums these p in 16 lanes, lane i taking j = i mod 16, folded; v[d] is one chain over pairs of keys (2i, 2i+1), the odd one first.
+ * z sums the rounded p, so that the weights p/z add up to 1: rounding moves the result half as far as it would otherwise. */
+uint64_t aff__cpu_attend_bytes(int D);
 void aff__cpu_attend_keys(const float *q, int heads, int D, const aff_keyset *keys, const float *sink, float scale, float *buf, float *o);
 
 /* The parts of the same, for work spread over cuts: (m, z, v) of cut number `cut` for each head, m[heads], z[heads], v[heads][D]; and one

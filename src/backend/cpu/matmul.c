@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "quant/numbers.h"
 #include <stdlib.h>
+#include <string.h>
 
 enum {
     TASK_WEIGHTS = 1 << 16, /* a task's weights: enough to hide the pool's cost, small enough to share out */
@@ -21,26 +22,35 @@ typedef struct job {
     float *y;
     int64_t ldy;
     int block, blocks; /* rows of a task, tasks per group */
-    int groups;
-    bool round;  /* x is to be rounded on the way */
-    float *copy; /* where round_task puts its rows [T][groups * cols], */
-    int64_t ldc; /* which are ldc apart */
+    int groups, batch; /* batch: activation rows of a task */
+    bool round;      /* x is to be rounded on the way */
+    void *copy;      /* x rounded: [T][groups][slice] bf16 for pairs, zeros behind a slice's columns; else [T][groups * cols] float32; */
+    int64_t ldc;     /* rows of it are ldc elements apart */
+    int slice;       /* columns of a slice of bf16, 0: no pairs */
 } job;
 
-/* Rows a whole number of pages apart would share a few sets of the first cache. This far apart, 128 columns of 32 rows
- * fill it evenly. */
-static int64_t apart(int width)
+/* Rows a whole number of pages apart would share a few sets of the first cache. This far apart, a panel of columns of 32 rows fills it evenly.
+ * size: bytes of an element; panel: its elements. */
+static int64_t apart(int64_t width, int size, int panel)
 {
-    enum { PAGE = 1024, CUT = 128 };
-    return ((int64_t)width + PAGE - 1 - CUT) / PAGE * PAGE + CUT;
+    const int page = 4096 / size;
+    return (width + page - 1 - panel) / page * page + panel;
 }
 
 static void round_task(void *ctx, int64_t t, int thread)
 {
     (void)thread;
     const job *j = ctx;
-    int width = j->groups * j->w->cols;
-    j->in->round_bf16(j->x + t * j->ldx, j->copy + t * j->ldc, width);
+    const float *x = j->x + t * j->ldx;
+    if (!j->slice) {
+        j->in->round_bf16(x, (float *)j->copy + t * j->ldc, j->groups * j->w->cols);
+        return;
+    }
+    for (int g = 0; g < j->groups; g++) {
+        uint16_t *to = (uint16_t *)j->copy + t * j->ldc + (int64_t)g * j->slice;
+        j->in->to_bf16(x + (int64_t)g * j->w->cols, to, j->w->cols);
+        memset(to + j->w->cols, 0, (size_t)(j->slice - j->w->cols) * sizeof *to);
+    }
 }
 
 static void run_task(void *ctx, int64_t task, int thread)
@@ -48,18 +58,24 @@ static void run_task(void *ctx, int64_t task, int thread)
     (void)thread;
     const job *j = ctx;
     int per_pass = j->blocks * j->groups;
-    int t0 = (int)(task / per_pass) * AFF__ROWS_MAX, g = (int)(task % per_pass) / j->blocks;
-    int n = aff__min_int(AFF__ROWS_MAX, j->T - t0);
+    int t0 = (int)(task / per_pass) * j->batch, g = (int)(task % per_pass) / j->blocks;
+    int n = aff__min_int(j->batch, j->T - t0);
     int r0 = (int)(task % j->blocks) * j->block, r1 = aff__min_int(r0 + j->block, j->group_rows);
     r0 += g * j->group_rows, r1 += g * j->group_rows;
-    const float *x[AFF__ROWS_MAX];
-    float *y[AFF__ROWS_MAX];
+    const float *x[AFF__PAIRS_MAX];
+    const uint16_t *pair[AFF__PAIRS_MAX];
+    float *y[AFF__PAIRS_MAX];
     for (int t = 0; t < n; t++) {
-        x[t] = j->x + (t0 + t) * j->ldx + (int64_t)g * j->w->cols;
+        if (j->slice)
+            pair[t] = (const uint16_t *)j->copy + (t0 + t) * j->ldc + (int64_t)g * j->slice;
+        else
+            x[t] = j->x + (t0 + t) * j->ldx + (int64_t)g * j->w->cols;
         y[t] = j->y + (t0 + t) * j->ldy + r0;
     }
     if (j->round)
         aff__matmul_rounding(j->w, r0, r1, x, n, y);
+    else if (j->slice)
+        j->in->pairs(j->w, r0, r1, pair, n, y);
     else
         j->in->matmul(j->w, r0, r1, x, n, y);
 }
@@ -71,7 +87,7 @@ static int task_rows(const job *j, int threads)
     enum { MANY = 64, LEAST = 8 };
     int block = TASK_WEIGHTS / (j->w->cols > 0 ? j->w->cols : 1) / 8 * 8;
     block = block < 8 ? 8 : aff__min_int(block, 256);
-    const int64_t rows_in_all = (int64_t)j->group_rows * j->groups * aff__ceil_div(j->T, AFF__ROWS_MAX);
+    const int64_t rows_in_all = (int64_t)j->group_rows * j->groups * aff__ceil_div(j->T, j->batch);
     while (j->T >= LEAST && block < MANY && rows_in_all / (2 * block) >= 4 * threads) block *= 2;
     return block;
 }
@@ -81,7 +97,7 @@ static void run_job(aff_pool *pool, job *j)
     j->block = task_rows(j, aff__pool_threads(pool));
     j->blocks = aff__ceil_div(j->group_rows, j->block);
     if ((int64_t)j->w->rows * j->w->cols * j->T < ALONE) pool = NULL;
-    aff__pool_run(pool, run_task, j, (int64_t)j->blocks * j->groups * aff__ceil_div(j->T, AFF__ROWS_MAX));
+    aff__pool_run(pool, run_task, j, (int64_t)j->blocks * j->groups * aff__ceil_div(j->T, j->batch));
 }
 
 void aff__cpu_matmul_grouped(aff_pool *pool, const aff_weight *w, aff_numerics num, int groups, const float *x,
@@ -95,19 +111,23 @@ void aff__cpu_matmul_grouped(aff_pool *pool, const aff_weight *w, aff_numerics n
              .x = x,
              .ldx = ldx,
              .T = T,
+             .batch = AFF__ROWS_MAX,
              .y = y,
              .ldy = ldy};
     if (num != AFF_FAST || w->wide) {
         run_job(pool, &j);
         return;
     }
-    /* One rounded copy for the whole call; without memory for it the scalar form rounds as it goes, to the same bits.
-     */
-    int width = groups * w->cols;
-    j.ldc = apart(width);
-    if (aff__realloc(&j.copy, (uint64_t)T * (uint64_t)j.ldc, sizeof *j.copy, "rounded activations", NULL) == AFF_OK) {
-        aff__pool_run((int64_t)T * width < ALONE ? NULL : pool, round_task, &j, T);
-        j.x = j.copy, j.ldx = j.ldc;
+    /* One rounded copy for the whole call; without memory for it the scalar form rounds as it goes, to the same bits. */
+    const int slice = w->dtype == AFF_F32 ? 0 : aff__ceil_div(w->cols, 32) * 32;
+    const int64_t width = (int64_t)groups * (slice ? slice : w->cols);
+    const uint64_t size = slice ? sizeof(uint16_t) : sizeof(float);
+    j.ldc = slice ? apart(width, 2, 1056) : apart(width, 4, 128);
+    if (aff__realloc(&j.copy, (uint64_t)T * (uint64_t)j.ldc, size, "rounded activations", NULL) == AFF_OK) {
+        j.slice = slice;
+        if (slice) j.batch = AFF__PAIRS_MAX;
+        aff__pool_run(T * width < ALONE ? NULL : pool, round_task, &j, T);
+        if (!slice) j.x = j.copy, j.ldx = j.ldc;
     } else
         j.round = true;
     run_job(pool, &j);

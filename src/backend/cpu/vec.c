@@ -8,6 +8,8 @@
 
 const aff__cpu_inner aff__cpu_inner_scalar = {
     .matmul = aff__matmul_scalar,
+    .pairs = aff__pairs_scalar,
+    .to_bf16 = aff__to_bf16_scalar,
     .q2p875 = aff__q2p875_scalar,
     .mxfp4 = aff__mxfp4_scalar,
     .dot = aff__dot_scalar,
@@ -15,10 +17,12 @@ const aff__cpu_inner aff__cpu_inner_scalar = {
     .scale = aff__scale_scalar,
     .round_bf16 = aff__round_bf16_scalar,
     .attend = aff__attend_scalar,
+    .attend_pairs = aff__attend_pairs_scalar,
     .merge = aff__merge_scalar,
     .index_codes = aff__index_codes_scalar,
     .index_floats = aff__index_floats_scalar,
     .row = aff__row_decode,
+    .row_pairs = aff__row_pairs_scalar,
     .swiglu = aff__swiglu_scalar,
     .quantise = aff__quantise_scalar,
 };
@@ -53,6 +57,11 @@ void aff__scale_scalar(float *y, float a, int n)
 void aff__round_bf16_scalar(const float *x, float *y, int n)
 {
     for (int i = 0; i < n; i++) y[i] = aff__round_bf16(x[i]);
+}
+
+void aff__to_bf16_scalar(const float *x, uint16_t *y, int n)
+{
+    for (int i = 0; i < n; i++) y[i] = aff__f32_to_bf16(x[i]);
 }
 
 float aff__cpu_dot(const float *a, const float *b, int n)
