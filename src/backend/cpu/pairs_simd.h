@@ -41,19 +41,23 @@ typedef struct pr_decoder {
     __m512i order, word[4], even, odd, sign;
 } pr_decoder;
 
+#define PR_EIGHT(X, i) X(i), X((i) + 1), X((i) + 2), X((i) + 3), X((i) + 4), X((i) + 5), X((i) + 6), X((i) + 7)
+#define PR_SIXTY_FOUR(X, i)                                                                                                                 \
+    PR_EIGHT(X, i), PR_EIGHT(X, (i) + 8), PR_EIGHT(X, (i) + 16), PR_EIGHT(X, (i) + 24), PR_EIGHT(X, (i) + 32), PR_EIGHT(X, (i) + 40),       \
+        PR_EIGHT(X, (i) + 48), PR_EIGHT(X, (i) + 56)
+#define PR_ORDER(i) ((i) / 16 * 8 + (i) % 8 + (i) % 16 / 8 * 32)
+#define PR_EVEN(i)  (2 * (i))
+/* E4M3 as bf16: m * 2^-9 first; from 8 on the three fraction bits and the exponent only move. */
+#define PR_WORD(i) ((i) < 8 ? PR_TINY((i) & 7) : (i) == 127 ? 0x7fc0 : ((i) << 4) + (120 << 7))
+#define PR_TINY(m) ((m) == 0 ? 0 : (m) == 1 ? 0x3b00 : (m) < 4 ? 0x3b80 + ((m) - 2) * 0x40 : 0x3c00 + ((m) - 4) * 0x20)
+static const _Alignas(64) uint8_t pr_order[64] = {PR_SIXTY_FOUR(PR_ORDER, 0)}, pr_even[64] = {PR_SIXTY_FOUR(PR_EVEN, 0)};
+static const _Alignas(64) uint16_t pr_word[128] = {PR_SIXTY_FOUR(PR_WORD, 0), PR_SIXTY_FOUR(PR_WORD, 64)};
+
 AFF__INLINE pr_decoder pr_setup(void)
 {
-    static const uint16_t tiny[8] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60}; /* m * 2^-9 */
-    _Alignas(64) uint8_t order[64], even[64];
-    _Alignas(64) uint16_t word[128];
-    for (int i = 0; i < 128; i++) word[i] = (uint16_t)(i < 8 ? tiny[i] : i == 127 ? 0x7fc0 : (i << 4) + (120 << 7));
-    for (int i = 0; i < 64; i++) {
-        order[i] = (uint8_t)(i / 16 * 8 + i % 8 + i % 16 / 8 * 32);
-        even[i] = (uint8_t)(2 * i);
-    }
-    pr_decoder d = {.order = _mm512_load_si512(order), .even = _mm512_load_si512(even), .sign = _mm512_set1_epi8((char)0x80)};
+    pr_decoder d = {.order = _mm512_load_si512(pr_order), .even = _mm512_load_si512(pr_even), .sign = _mm512_set1_epi8((char)0x80)};
     d.odd = _mm512_or_si512(d.even, _mm512_set1_epi8(1));
-    for (int i = 0; i < 4; i++) d.word[i] = _mm512_load_si512(word + 32 * i);
+    for (int i = 0; i < 4; i++) d.word[i] = _mm512_load_si512(pr_word + 32 * i);
     return d;
 }
 
