@@ -13,7 +13,8 @@
  *   test_matrix                                   a few prompts and lengths (ctest)
  *   test_matrix --full [PROMPTS TOKENS ROWS]      500 prompts, 48 tokens, 6 rows each (scripts/check engine)
  *
- * --only NAME runs one test; --greedy or --sampled before it half of the matrix. */
+ * --only NAME runs one test; before it --greedy or --sampled half of the matrix; before that --part I/N the prompts i with i mod N = I, for
+ * several processes. */
 #include "base/rng.h"
 #include "engine/cache.h"
 #include "engine/prompts.h"
@@ -25,7 +26,7 @@ static const int widths[WIDTHS] = {NO_DRAFT, AFF_WIDTH_AUTO, 1, 2, 3, 4, 5};
 static const int64_t chunks[CHUNKS] = {1, 7, 128, 1408};
 static char root[] = "/tmp/aff-matrix-XXXXXX";
 static bool full;
-static int from_hot = 0, to_hot = 2;
+static int from_hot = 0, to_hot = 2, part = 0, parts = 1;
 static int count = 24, tokens = 12, each = 2, threads = 1, vocab;
 static aff_net *net, *plain;
 static aff_tokenizer *tok;
@@ -123,6 +124,8 @@ static void ask(aff_engine *e, const int32_t *ids, int n, int predict, bool hot,
 
 /* ---- the matrix ---- */
 
+static bool mine(int i) { return i % parts == part; }
+
 static bool runs_in(int i, int r)
 {
     for (int k = 0; k < each; k++)
@@ -141,17 +144,17 @@ static int run_row(int r, bool hot, const run *want, int64_t counts[3])
     aff_prefix *cache = c.restored ? make_cache(name, c.width == NO_DRAFT ? plain : net) : NULL;
     aff_engine *e = make_engine(&c, cache, 4096);
     for (int i = 0; cache && i < n_prompts; i++)
-        if (runs_in(i, r) && prompts[i].n > 1) { /* a beginning of any length, not of a group or a block */
+        if (mine(i) && runs_in(i, r) && prompts[i].n > 1) { /* a beginning of any length, not of a group or a block */
             ask(e, prompts[i].ids, 1 + (i * 7919 + r) % (prompts[i].n - 1), 0, false, 0, INT64_MAX, &before);
             while (aff__engine_step(e)) continue;
         }
     for (int i = 0; i < n_prompts; i++)
-        if (runs_in(i, r))
+        if (mine(i) && runs_in(i, r))
             ask(e, prompts[i].ids, prompts[i].n, tokens, hot, (uint64_t)i, i % 2 || c.restored ? prompts[i].n - 1 : 0,
                 &got[i]);
     while (aff__engine_step(e)) continue;
     for (int i = 0; i < n_prompts; i++) {
-        if (!runs_in(i, r)) continue;
+        if (!mine(i) || !runs_in(i, r)) continue;
         const run *w = &want[i], *g = &got[i];
         const bool all_rows = !(i % 2) && !c.restored;
         if (!g->done) fail_msg("prompt %d did not end", i);
@@ -209,9 +212,9 @@ static void test_matrix(void **state)
     const int least = covered_pairs();
     assert_true(least > 0);
     if (full)
-        printf("%d prompts of up to %d tokens, each in %d of %d rows, %s; every pair of settings with at least %d "
+        printf("%d prompts (part %d of %d) of up to %d tokens, each in %d of %d rows, %s; every pair of settings with at least %d "
                "prompts\n",
-               n_prompts, tokens, each, ROWS,
+               n_prompts, part, parts, tokens, each, ROWS,
                to_hot == 1 ? "greedy"
                : from_hot  ? "sampled"
                            : "greedy and sampled",
@@ -219,12 +222,13 @@ static void test_matrix(void **state)
     for (int hot = from_hot; hot < to_hot; hot++) {
         aff_engine *e = make_engine(&(setting){NO_DRAFT, 1, 256, false}, NULL, 4096);
         int64_t n = 0, rows = 0;
-        for (int i = 0; i < n_prompts; i++) ask(e, prompts[i].ids, prompts[i].n, tokens, hot, (uint64_t)i, 0, &want[i]);
+        for (int i = 0; i < n_prompts; i++)
+            if (mine(i)) ask(e, prompts[i].ids, prompts[i].n, tokens, hot, (uint64_t)i, 0, &want[i]);
         while (aff__engine_step(e)) continue;
         aff__engine_free(e);
         for (int i = 0; i < n_prompts; i++) {
-            n += want[i].n;
-            rows += prompts[i].n;
+            n += mine(i) ? want[i].n : 0;
+            rows += mine(i) ? prompts[i].n : 0;
         }
         if (full)
             printf("%s: reference: %lld prompt tokens, %lld tokens of text\n",
@@ -408,6 +412,13 @@ int main(int argc, char **argv)
     }
     if (argc > 1 && strcmp(argv[argc - 1], "--greedy") == 0) to_hot = 1, argc--;
     if (argc > 1 && strcmp(argv[argc - 1], "--sampled") == 0) from_hot = 1, argc--;
+    const bool cut = argc > 2 && strcmp(argv[argc - 2], "--part") == 0;
+    if (cut) {
+        char *end;
+        part = (int)strtol(argv[argc - 1], &end, 10);
+        parts = *end == '/' ? atoi(end + 1) : 0;
+        argc -= 2;
+    }
     full = argc > 1 && strcmp(argv[1], "--full") == 0;
     if (full) {
         count = argc > 2 ? atoi(argv[2]) : 500;
@@ -415,8 +426,8 @@ int main(int argc, char **argv)
         each = argc > 4 ? atoi(argv[4]) : 6;
         setvbuf(stdout, NULL, _IOLBF, 0);
     }
-    if (count < 12 || count > MOST_PROMPTS || tokens < 1 || tokens > LONGEST || each < 1 || each > ROWS) {
-        fprintf(stderr, "usage: test_matrix [--full [PROMPTS [TOKENS [ROWS]]]] [--greedy | --sampled] [--only NAME]\n");
+    if ((cut && (parts < 1 || part < 0 || part >= parts)) || count < 12 || count > MOST_PROMPTS || tokens < 1 || tokens > LONGEST || each < 1 || each > ROWS) {
+        fprintf(stderr, "usage: test_matrix [--full [PROMPTS [TOKENS [ROWS]]]] [--part I/N] [--greedy | --sampled] [--only NAME]\n");
         return 2;
     }
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_matrix), cmocka_unit_test(test_lengths)};

@@ -60,6 +60,9 @@ AFF__INLINE void ap_out(const ap_heads *s, int i, v16 v, bool alone, float *V, i
 }
 
 #if defined(__AVX512F__)
+#define AP_LOW(i)  (PR_WORD(i) & 255)
+#define AP_HIGH(i) (PR_WORD(i) >> 8)
+
 /* Sixteen trees at once: lane i is the fold of a[i]. */
 AFF__INLINE v16 v16_fold_16(const v16 *in)
 {
@@ -135,17 +138,34 @@ AFF__INLINE void ap_sums(int H, const ap_heads *s, const uint16_t *key, int64_t 
     for (int d = 0; d < D; d += 32) ap_strip(H, s, key, ld, n, d, D, alone, V);
 }
 
-/* A stored row as bf16. */
+/* A stored row as bf16. Codes go through the table of scale 1; then the exponents of what is not zero move, which is less work than a table
+ * for each scale. Rows with a NaN, or with values that this would take out of the range of normal numbers, go the long way. */
 static void row_pairs_simd(const aff_rowfmt *f, const uint8_t *row, uint16_t *x)
 {
-    const pr_decoder dec = pr_setup();
+    static const _Alignas(64) uint8_t low[128] = {PR_SIXTY_FOUR(AP_LOW, 0), PR_SIXTY_FOUR(AP_LOW, 64)};
+    static const _Alignas(64) uint8_t high[128] = {PR_SIXTY_FOUR(AP_HIGH, 0), PR_SIXTY_FOUR(AP_HIGH, 64)};
+    const pr_decoder dec = {.order = _mm512_load_si512(pr_order), .sign = _mm512_set1_epi8((char)0x80)};
+    const pr_table t = {{_mm512_load_si512(low), _mm512_load_si512(low + 64)}, {_mm512_load_si512(high), _mm512_load_si512(high + 64)}};
+    const __m512i size = _mm512_set1_epi16(0x7fff), ones = _mm512_set1_epi8((char)0xff);
+    __mmask64 rare = 0;
     for (int i = 0; i < f->coded; i += AFF__A8_GROUP) {
-        const pr_table t = pr_table_of(&dec, row[f->scales + i / AFF__A8_GROUP]);
-        p32 a, b;
-        pr_fp8_twice(&dec, &t, row + i, &a, &b);
-        _mm512_storeu_si512(x + i, a), _mm512_storeu_si512(x + i + 32, b);
+        const int scale = row[f->scales + i / AFF__A8_GROUP];
+        const __m512i up = _mm512_set1_epi16((short)((scale - 127) * 128)), raw = _mm512_loadu_si512(row + i);
+        __m512i l, h;
+        rare |= _mm512_cmpeq_epi8_mask(_mm512_or_si512(raw, dec.sign), ones) | (__mmask64)(scale < 10 || scale > 246);
+        pr_halves(&dec, &t, raw, &l, &h);
+        const __m512i a = _mm512_unpacklo_epi8(l, h), b = _mm512_unpackhi_epi8(l, h);
+        _mm512_storeu_si512(x + i, _mm512_mask_add_epi16(a, _mm512_test_epi16_mask(a, size), a, up));
+        _mm512_storeu_si512(x + i + 32, _mm512_mask_add_epi16(b, _mm512_test_epi16_mask(b, size), b, up));
     }
-    memcpy(x + f->coded, row + f->tail, (size_t)f->bf16 * sizeof *x);
+    if (__builtin_expect(rare != 0, 0)) {
+        aff__row_pairs_scalar(f, row, x);
+        return;
+    }
+    for (int i = 0; i < f->bf16; i += 32) {
+        const __mmask32 in = f->bf16 - i < 32 ? (__mmask32)((1u << (f->bf16 - i)) - 1) : 0xffffffffu;
+        _mm512_mask_storeu_epi16(x + f->coded + i, in, _mm512_maskz_loadu_epi16(in, row + f->tail + 2 * i));
+    }
 }
 
 #else

@@ -2,48 +2,51 @@
  *
  * Coded keys: the keys are the lanes. A few keys' rows are turned so that a vector holds four neighbouring columns of
  * each, as bytes 2 * E2M1 + 12 >= 0; then every head multiplies them with a broadcast of its four columns, and a
- * block's integers are in place for the float chain without a sum across lanes. */
+ * block's integers are in place for the float chain without a sum across lanes. Blocks are outside and heads inside, so that
+ * the columns of a block stay in registers for all heads. */
 #include "backend/cpu/simd16.h"
 
-enum { IX_HEADS = 4, IX_AHEAD = 2176, IX_BLOCKS = AFF__HADAMARD_MAX / AFF__A4_GROUP };
+enum { IX_HEADS = 4, IX_AHEAD = 6528, IX_BLOCKS = AFF__HADAMARD_MAX / AFF__A4_GROUP, IX_MANY = 64 };
 
 #if defined(__AVX512F__)
 enum { IX_KEYS = 16, IX_SETS = 2 };
 typedef __m512i ix_int;
 typedef __m512 ix_float;
 
-/* Dword d of row j to lane j of column[d]; rows of 4 * blocks dwords, at most 16. */
-AFF__INLINE void ix_turn(const uint8_t *const *row, int64_t at, int blocks, __m512i column[16])
+/* Two rows' blocks first, first + 1 of those that are there. */
+AFF__INLINE __m512i ix_two(const uint8_t *a, const uint8_t *b, int first, int blocks)
 {
-    const __mmask16 in = (__mmask16)((1u << (4 * blocks)) - 1);
-    __m512i a[16], b[16];
-    for (int j = 0; j < 16; j++) a[j] = _mm512_maskz_loadu_epi32(in, row[j] + at);
-    for (int j = 0; j < 16; j += 2) {
-        b[j] = _mm512_unpacklo_epi32(a[j], a[j + 1]);
-        b[j + 1] = _mm512_unpackhi_epi32(a[j], a[j + 1]);
-    }
-    for (int j = 0; j < 16; j += 4) { /* a[j + i]: in 128-bit part p, dword 4p + i of rows j..j+3 */
-        a[j] = _mm512_unpacklo_epi64(b[j], b[j + 2]);
-        a[j + 1] = _mm512_unpackhi_epi64(b[j], b[j + 2]);
-        a[j + 2] = _mm512_unpacklo_epi64(b[j + 1], b[j + 3]);
-        a[j + 3] = _mm512_unpackhi_epi64(b[j + 1], b[j + 3]);
-    }
-    for (int i = 0; i < 4; i++) {
-        const __m512i p = _mm512_shuffle_i32x4(a[i], a[i + 4], 0x88), q = _mm512_shuffle_i32x4(a[i], a[i + 4], 0xdd);
-        const __m512i r = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0x88),
-                      s = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0xdd);
-        column[i] = _mm512_shuffle_i32x4(p, r, 0x88);
-        column[i + 4] = _mm512_shuffle_i32x4(q, s, 0x88);
-        column[i + 8] = _mm512_shuffle_i32x4(p, r, 0xdd);
-        column[i + 12] = _mm512_shuffle_i32x4(q, s, 0xdd);
+    if (first + 2 <= blocks)
+        return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)(a + 16 * first))),
+                                  _mm256_loadu_si256((const __m256i *)(const void *)(b + 16 * first)), 1);
+    if (first == blocks) return _mm512_setzero_si512();
+    return _mm512_inserti32x4(_mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(const void *)(a + 16 * first))),
+                              _mm_loadu_si128((const __m128i *)(const void *)(b + 16 * first)), 2);
+}
+
+/* Dword d of row j to lane j of column[d]; rows of 4 * blocks dwords, at most 16, `apart` bytes apart. */
+AFF__INLINE void ix_turn(const uint8_t *row, int64_t apart, int blocks, __m512i column[16])
+{
+    __m512i v[4][4]; /* v[b][i]: block b of rows i, 4 + i, 8 + i, 12 + i */
+    for (int i = 0; i < 4; i++)
+        for (int b = 0; b < 4; b += 2) {
+            const uint8_t *r = row + i * apart;
+            const __m512i p = ix_two(r, r + 4 * apart, b < blocks ? b : blocks, blocks),
+                          q = ix_two(r + 8 * apart, r + 12 * apart, b < blocks ? b : blocks, blocks);
+            v[b][i] = _mm512_shuffle_i32x4(p, q, 0x88), v[b + 1][i] = _mm512_shuffle_i32x4(p, q, 0xdd);
+        }
+    for (int b = 0; b < blocks; b++) {
+        const __m512i l01 = _mm512_unpacklo_epi32(v[b][0], v[b][1]), h01 = _mm512_unpackhi_epi32(v[b][0], v[b][1]);
+        const __m512i l23 = _mm512_unpacklo_epi32(v[b][2], v[b][3]), h23 = _mm512_unpackhi_epi32(v[b][2], v[b][3]);
+        column[4 * b] = _mm512_unpacklo_epi64(l01, l23), column[4 * b + 1] = _mm512_unpackhi_epi64(l01, l23);
+        column[4 * b + 2] = _mm512_unpacklo_epi64(h01, h23), column[4 * b + 3] = _mm512_unpackhi_epi64(h01, h23);
     }
 }
 
-/* Low or high nibbles as bytes 2 * E2M1 + 12. */
+/* Low nibbles as bytes 2 * E2M1 + 12; what the upper bits of a byte hold does not matter. */
 AFF__INLINE __m512i ix_bytes(__m512i code)
 {
-    const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)aff__key_bytes));
-    return _mm512_shuffle_epi8(table, _mm512_and_si512(code, _mm512_set1_epi8(15)));
+    return _mm512_permutexvar_epi8(code, _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)aff__key_bytes)));
 }
 AFF__INLINE __m512i ix_shift(__m512i v, int by)
 {
@@ -70,13 +73,14 @@ AFF__INLINE __m512i ix_dot(__m512i sum, __m512i key, __m512i four)
 {
     return _mm512_dpbusd_epi32(sum, key, four);
 }
-AFF__INLINE __m512i ix_none(void)
+AFF__INLINE __m512i ix_begin(int32_t start)
 {
-    return _mm512_setzero_si512();
+    return _mm512_set1_epi32(start);
 }
 AFF__INLINE ix_float ix_total(__m512i sum, int32_t start)
 {
-    return _mm512_cvtepi32_ps(_mm512_add_epi32(sum, _mm512_set1_epi32(start)));
+    (void)start; /* it began there */
+    return _mm512_cvtepi32_ps(sum);
 }
 AFF__INLINE ix_float ix_fma(ix_float sum, float q, ix_float k, ix_float d)
 {
@@ -100,13 +104,13 @@ enum { IX_KEYS = 8, IX_SETS = 1 };
 typedef __m256i ix_int;
 typedef __m256 ix_float;
 
-AFF__INLINE void ix_turn(const uint8_t *const *row, int64_t at, int blocks, __m256i column[16])
+AFF__INLINE void ix_turn(const uint8_t *row, int64_t apart, int blocks, __m256i column[16])
 {
     __m256i a[8], b[8];
     for (int half = 0; half < blocks; half += 2) {
         const __m256i in = blocks - half > 1 ? _mm256_set1_epi32(-1) : _mm256_setr_epi32(-1, -1, -1, -1, 0, 0, 0, 0);
         for (int j = 0; j < 8; j++)
-            a[j] = _mm256_maskload_epi32((const int *)(const void *)(row[j] + at + 16 * half), in);
+            a[j] = _mm256_maskload_epi32((const int *)(const void *)(row + j * apart + 16 * half), in);
         for (int j = 0; j < 8; j += 2) {
             b[j] = _mm256_unpacklo_epi32(a[j], a[j + 1]);
             b[j + 1] = _mm256_unpackhi_epi32(a[j], a[j + 1]);
@@ -155,8 +159,9 @@ AFF__INLINE __m256i ix_dot(__m256i sum, __m256i key, __m256i four)
 {
     return _mm256_add_epi16(sum, _mm256_maddubs_epi16(key, four));
 }
-AFF__INLINE __m256i ix_none(void)
+AFF__INLINE __m256i ix_begin(int32_t start)
 {
+    (void)start;
     return _mm256_setzero_si256();
 }
 AFF__INLINE ix_float ix_total(__m256i sum, int32_t start)
@@ -184,69 +189,67 @@ AFF__INLINE void ix_store(float *p, ix_float s, int live)
 
 enum { IX_ROWS = IX_KEYS * IX_SETS };
 
-/* IX_KEYS keys, turned: byte vectors of their columns, and the scales of their blocks. */
+/* IX_KEYS keys, turned: the codes of their blocks, four dwords each, and the scales. */
 typedef struct ix_keys {
-    ix_int column[IX_BLOCKS * 8];
+    ix_int code[IX_BLOCKS * 4];
     ix_float scale[IX_BLOCKS];
 } ix_keys;
 
-AFF__INLINE void ix_fetch(const aff_rowfmt *f, const uint8_t *const *row, int blocks, ix_keys *k)
+AFF__INLINE void ix_fetch(const aff_rowfmt *f, const uint8_t *row, int blocks, ix_keys *k)
 {
     for (int b = 0; b < blocks; b += 4) {
         const int some = aff__min_int(4, blocks - b);
-        ix_int code[16];
         int32_t byte[IX_KEYS];
-        ix_turn(row, (int64_t)b * 16, some, code);
-        for (int j = 0; j < IX_KEYS; j++) memcpy(&byte[j], row[j] + f->scales + b, 4); /* padded to whole fours */
+        ix_turn(row + b * 16, f->bytes, some, k->code + 4 * b);
+        for (int j = 0; j < IX_KEYS; j++) memcpy(&byte[j], row + (int64_t)j * f->bytes + f->scales + b, 4); /* padded to whole fours */
         ix_int scales;
         memcpy(&scales, byte, sizeof scales);
-        for (int i = 0; i < some; i++) {
-            k->scale[b + i] = ix_scale(ix_shift(scales, 8 * i));
-            for (int d = 0; d < 4; d++) {
-                k->column[(b + i) * 8 + d] = ix_bytes(code[4 * i + d]);
-                k->column[(b + i) * 8 + 4 + d] = ix_bytes(ix_shift(code[4 * i + d], 4));
-            }
-        }
+        for (int i = 0; i < some; i++) k->scale[b + i] = ix_scale(ix_shift(scales, 8 * i));
     }
 }
 
-/* H heads from h on, added to s[IX_SETS]. */
-AFF__INLINE void ix_heads(const aff_index_query *q, int H, int h, const ix_keys *k, int blocks, ix_float *s)
+/* Block b's part of the dot products d of H heads from h on (d[0] is head h's). */
+AFF__INLINE void ix_heads(const aff_index_query *q, int H, int h, const ix_keys *k, ix_int (*column)[8], int b, int blocks, ix_float (*d)[IX_SETS])
 {
-    ix_float d[IX_HEADS][IX_SETS];
+    ix_int sum[IX_HEADS][IX_SETS];
+    const int64_t at = (int64_t)h * blocks + b;
     for (int i = 0; i < H; i++)
-        for (int g = 0; g < IX_SETS; g++) d[i][g] = ix_zero();
-    for (int b = 0; b < blocks; b++) {
-        const int64_t at = (int64_t)h * blocks + b;
-        ix_int sum[IX_HEADS][IX_SETS];
-        for (int i = 0; i < H; i++)
-            for (int g = 0; g < IX_SETS; g++) sum[i][g] = ix_none();
-        for (int c = 0; c < 8; c++)
-            for (int i = 0; i < H; i++) {
-                const ix_int four = ix_four(q->q + (at + i * blocks) * AFF__A4_GROUP + 4 * c);
-                for (int g = 0; g < IX_SETS; g++) sum[i][g] = ix_dot(sum[i][g], k[g].column[b * 8 + c], four);
-            }
-        for (int i = 0; i < H; i++)
-            for (int g = 0; g < IX_SETS; g++)
-                d[i][g] = ix_fma(ix_total(sum[i][g], q->start[at + i * blocks]), q->scale[at + i * blocks],
-                                 k[g].scale[b], d[i][g]);
-    }
+        for (int g = 0; g < IX_SETS; g++) sum[i][g] = ix_begin(q->start[at + i * blocks]);
+    for (int c = 0; c < 8; c++)
+        for (int i = 0; i < H; i++) {
+            const ix_int four = ix_four(q->q + (at + i * blocks) * AFF__A4_GROUP + 4 * c);
+            for (int g = 0; g < IX_SETS; g++) sum[i][g] = ix_dot(sum[i][g], column[g][c], four);
+        }
     for (int i = 0; i < H; i++)
-        for (int g = 0; g < IX_SETS; g++) s[g] = ix_add_head(q->w[h + i], d[i][g], s[g]);
+        for (int g = 0; g < IX_SETS; g++)
+            d[i][g] = ix_fma(ix_total(sum[i][g], q->start[at + i * blocks]), q->scale[at + i * blocks], k[g].scale[b], b ? d[i][g] : ix_zero());
 }
 
 /* Scores of IX_ROWS rows; the first `live` are wanted. */
-AFF__INLINE void ix_rows(const aff_index_query *q, const uint8_t *const *row, int blocks, int live, float *score)
+AFF__INLINE void ix_rows(const aff_index_query *q, const uint8_t *row, int blocks, int live, float *score)
 {
     ix_keys k[IX_SETS];
-    ix_float s[IX_SETS];
-    int h = 0;
+    ix_float s[IX_SETS], d[IX_MANY][IX_SETS];
     for (int g = 0; g < IX_SETS; g++) {
-        ix_fetch(q->f, row + g * IX_KEYS, blocks, &k[g]);
+        ix_fetch(q->f, row + (int64_t)g * IX_KEYS * q->f->bytes, blocks, &k[g]);
         s[g] = ix_zero();
     }
-    for (; h + IX_HEADS <= q->heads; h += IX_HEADS) ix_heads(q, IX_HEADS, h, k, blocks, s);
-    for (; h < q->heads; h++) ix_heads(q, 1, h, k, blocks, s);
+    for (int h0 = 0; h0 < q->heads; h0 += IX_MANY) {
+        const int heads = aff__min_int(IX_MANY, q->heads - h0);
+        for (int b = 0; b < blocks; b++) {
+            ix_int column[IX_SETS][8];
+            for (int g = 0; g < IX_SETS; g++)
+                for (int c = 0; c < 4; c++) {
+                    column[g][c] = ix_bytes(k[g].code[4 * b + c]);
+                    column[g][4 + c] = ix_bytes(ix_shift(k[g].code[4 * b + c], 4));
+                }
+            int h = 0;
+            for (; h + IX_HEADS <= heads; h += IX_HEADS) ix_heads(q, IX_HEADS, h0 + h, k, column, b, blocks, d + h);
+            for (; h < heads; h++) ix_heads(q, 1, h0 + h, k, column, b, blocks, d + h);
+        }
+        for (int h = 0; h < heads; h++)
+            for (int g = 0; g < IX_SETS; g++) s[g] = ix_add_head(q->w[h0 + h], d[h][g], s[g]);
+    }
     for (int g = 0; g < IX_SETS && live > g * IX_KEYS; g++)
         ix_store(score + g * IX_KEYS, s[g], aff__min_int(IX_KEYS, live - g * IX_KEYS));
 }
@@ -255,18 +258,18 @@ AFF__INLINE void ix_rows(const aff_index_query *q, const uint8_t *const *row, in
  * waiting. */
 AFF__INLINE void ix_all(const aff_index_query *q, const uint8_t *ik, int n, int blocks, float *score)
 {
-    const uint8_t *row[IX_ROWS];
     const int64_t bytes = q->f->bytes;
     int g = 0;
     for (; g + IX_ROWS <= n; g += IX_ROWS) {
         const uint8_t *p = ik + g * bytes;
         for (int64_t b = 0; b < IX_ROWS * bytes; b += 64) _mm_prefetch((const char *)p + IX_AHEAD + b, _MM_HINT_T0);
-        for (int j = 0; j < IX_ROWS; j++, p += bytes) row[j] = p;
-        ix_rows(q, row, blocks, IX_ROWS, score + g);
+        ix_rows(q, p, blocks, IX_ROWS, score + g);
     }
     if (g == n) return;
-    for (int j = 0; j < IX_ROWS; j++) row[j] = ik + (g + aff__min_int(j, n - g - 1)) * bytes;
-    ix_rows(q, row, blocks, n - g, score + g);
+    uint8_t rest[IX_ROWS * (AFF__HADAMARD_MAX / 2 + IX_BLOCKS)]; /* the last rows, and any behind them */
+    memset(rest, 0, (size_t)(IX_ROWS * bytes));
+    memcpy(rest, ik + g * bytes, (size_t)((n - g) * bytes));
+    ix_rows(q, rest, blocks, n - g, score + g);
 }
 
 static void index_codes_simd(const aff_index_query *q, const uint8_t *ik, int n, float *score)
