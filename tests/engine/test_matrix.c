@@ -130,7 +130,7 @@ static bool runs_in(int i, int r)
 {
     for (int k = 0; k < each; k++)
         if ((i * 11 + k * ROWS / each + k) % ROWS == r) return true;
-    return false;
+    return each == ROWS;
 }
 
 /* The prompts of one row. Returns how many differ from `want`. */
