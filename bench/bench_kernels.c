@@ -135,10 +135,10 @@ static void bench_experts(aff_dtype dtype, const char *name, int level)
     uint8_t *all = filled(EXPERTS * 3 * (codes + fields));
     uint8_t rscale[2 * HIDDEN];
     for (int i = 0; i < HIDDEN; i++) rscale[2 * i] = 0x80, rscale[2 * i + 1] = 0x3b;
-    enum { MAX_T = 32 };
+    enum { MAX_T = 64 };
     static int row[EXPERTS * MAX_T], rank[EXPERTS * MAX_T];
     static float weight[EXPERTS * MAX_T];
-    static const int widths[] = {1, 2, 4, 8, 32};
+    static const int widths[] = {1, 2, 4, 8, 32, 48, MAX_T};
     routed r = {.shape = {dtype, HIDDEN, INTER, 10.0f, table},
                 .x = activations((size_t)MAX_T * HIDDEN),
                 .y = activations((size_t)MAX_T * HIDDEN)};

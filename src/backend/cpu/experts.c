@@ -1,6 +1,6 @@
 /* experts.c - routed experts over a plan, in two rounds of tasks. The first computes 128 rows of gate and up for one
  * tile and, since 128 is also the quantiser's group, hands on finished (in `fast`: quantised) columns of h; the second
- * multiplies by down. A task is (tile, block of 128 rows); inside it entries go in batches of AFF__ROWS_MAX. */
+ * multiplies by down. A task is (tile, block of 128 rows); inside it entries go in batches. */
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/inner_scalar.h"
 #include "base/mem.h"
@@ -26,6 +26,7 @@ typedef struct moe {
     const aff_expert_shape *shape;
     const aff_moe_plan *plan;
     bool fast;
+    int batch; /* entries at a time */
     const float *x;
     int64_t ldx;
     int T, K;
@@ -103,7 +104,7 @@ static void product(const moe *m, const aff_expert_mat *w, int rows, int cols, i
     float *buf = m->decoded + (int64_t)thread * DECODED * wide;
     for (int r = r0; r < r1; r += DECODED) {
         int count = aff__min_int(DECODED, r1 - r);
-        float *shifted[AFF__ROWS_MAX];
+        float *shifted[AFF__BATCH_MAX];
         for (int i = 0; i < count; i++) aff__expert_row(m->shape, w, rows, cols, r + i, buf + (int64_t)i * cols);
         for (int t = 0; t < n; t++) shifted[t] = y[t] + (r - r0);
         aff_weight dense = {.dtype = AFF_F32, .rows = count, .cols = cols, .data = buf};
@@ -118,12 +119,12 @@ static void up_task(void *ctx, int64_t task, int thread)
     const aff_moe_tile *tile = &p->tile[task / m->blocks];
     int hidden = m->shape->hidden, inter = m->shape->inter;
     int r0 = (int)(task % m->blocks) * BLOCK, r1 = aff__min_int(r0 + BLOCK, inter);
-    float gate[AFF__ROWS_MAX][BLOCK], up[AFF__ROWS_MAX][BLOCK];
-    for (int first = tile->first, end = tile->first + tile->count; first < end; first += AFF__ROWS_MAX) {
-        int n = aff__min_int(AFF__ROWS_MAX, end - first);
-        const void *in[AFF__ROWS_MAX];
-        const float *scales[AFF__ROWS_MAX];
-        float *yg[AFF__ROWS_MAX], *yu[AFF__ROWS_MAX];
+    float gate[AFF__BATCH_MAX][BLOCK], up[AFF__BATCH_MAX][BLOCK];
+    for (int first = tile->first, end = tile->first + tile->count; first < end; first += m->batch) {
+        int n = aff__min_int(m->batch, end - first);
+        const void *in[AFF__BATCH_MAX];
+        const float *scales[AFF__BATCH_MAX];
+        float *yg[AFF__BATCH_MAX], *yu[AFF__BATCH_MAX];
         for (int t = 0; t < n; t++) {
             int64_t row = p->row[first + t];
             in[t] = m->fast ? (const void *)(m->xq + row * hidden) : (const void *)(m->x + row * m->ldx);
@@ -151,11 +152,11 @@ static void down_task(void *ctx, int64_t task, int thread)
     const aff_moe_tile *tile = &p->tile[task / m->blocks];
     int hidden = m->shape->hidden, inter = m->shape->inter;
     int r0 = (int)(task % m->blocks) * BLOCK, r1 = aff__min_int(r0 + BLOCK, hidden);
-    for (int first = tile->first, end = tile->first + tile->count; first < end; first += AFF__ROWS_MAX) {
-        int n = aff__min_int(AFF__ROWS_MAX, end - first);
-        const void *in[AFF__ROWS_MAX];
-        const float *scales[AFF__ROWS_MAX];
-        float *y[AFF__ROWS_MAX];
+    for (int first = tile->first, end = tile->first + tile->count; first < end; first += m->batch) {
+        int n = aff__min_int(m->batch, end - first);
+        const void *in[AFF__BATCH_MAX];
+        const float *scales[AFF__BATCH_MAX];
+        float *y[AFF__BATCH_MAX];
         for (int t = 0; t < n; t++) {
             int64_t e = first + t;
             in[t] = m->fast ? (const void *)(m->hq + e * inter) : (const void *)(m->h + e * inter);
@@ -210,6 +211,7 @@ aff_status aff__cpu_experts(aff_pool *pool, aff_moe_scratch *s, const aff_expert
              .shape = shape,
              .plan = plan,
              .fast = num == AFF_FAST,
+             .batch = num == AFF_FAST ? AFF__BATCH_MAX : AFF__ROWS_MAX,
              .x = x,
              .ldx = ldx,
              .T = T,

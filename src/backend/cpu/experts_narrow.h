@@ -55,7 +55,7 @@ static void ex_q2_block(const aff_expert_mat *m, const int16_t (*table)[1024][4]
                         int octets, const int8_t *const *xq, const float *const *xs, int n, float *const *y, int at)
 {
     ex_q2 g;
-    __m256 acc[EX_BLOCK / EX_ROWS][AFF__ROWS_MAX];
+    __m256 acc[EX_BLOCK / EX_ROWS][AFF__BATCH_MAX];
     for (int o = 0; o < octets; o++)
         for (int t = 0; t < n; t++) acc[o][t] = _mm256_setzero_ps();
     for (int k0 = 0; k0 < cols; k0 += EX_GROUP) {
@@ -87,7 +87,7 @@ static void q2p875_simd(const aff_expert_mat *m, const int16_t (*table)[1024][4]
         r += octets * EX_ROWS;
     }
     if (r == r1) return;
-    float *rest[AFF__ROWS_MAX];
+    float *rest[AFF__BATCH_MAX];
     for (int t = 0; t < n; t++) rest[t] = y[t] + (r - r0);
     aff__q2p875_scalar(m, table, rows, cols, r, r1, xq, xs, n, rest);
 }

@@ -52,9 +52,9 @@ void aff__q2p875_scalar(const aff_expert_mat *m, const int16_t (*table)[1024][4]
                         const int8_t *const *xq, const float *const *xs, int n, float *const *y)
 {
     for (int r = r0; r < r1; r++) {
-        float acc[AFF__ROWS_MAX] = {0};
+        float acc[AFF__BATCH_MAX] = {0};
         for (int k0 = 0; k0 < cols; k0 += AFF__QUANT_GROUP) {
-            int32_t sum[AFF__ROWS_MAX] = {0};
+            int32_t sum[AFF__BATCH_MAX] = {0};
             for (int k = k0; k < aff__min_int(cols, k0 + AFF__QUANT_GROUP); k += 16) {
                 int64_t group = (int64_t)(k / 64) * rows + r;
                 int32_t w[16];
@@ -76,7 +76,7 @@ void aff__mxfp4_scalar(const aff_expert_mat *m, int rows, int cols, int r0, int 
     (void)rows;
     for (int r = r0; r < r1; r++) {
         const uint8_t *codes = m->codes + (int64_t)r * (cols / 2), *scales = m->fields + (int64_t)r * (cols / 32);
-        float acc[AFF__ROWS_MAX] = {0};
+        float acc[AFF__BATCH_MAX] = {0};
         for (int k0 = 0; k0 < cols; k0 += 32) {
             float half = aff__half_e8m0(scales[k0 / 32]);
             for (int t = 0; t < n; t++) {

@@ -101,7 +101,7 @@ static void mxfp4_simd(const aff_expert_mat *m, int rows, int cols, int r0, int 
     ex_mx g;
     int r = r0;
     for (; r + EX_ROWS <= r1; r += EX_ROWS) {
-        __m256 acc[AFF__ROWS_MAX];
+        __m256 acc[AFF__BATCH_MAX];
         for (int t = 0; t < n; t++) acc[t] = _mm256_setzero_ps();
         for (int k0 = 0; k0 < cols; k0 += EX_GROUP) {
             int blocks = aff__min_int(EX_GROUP, cols - k0) / 32;
@@ -125,7 +125,7 @@ static void mxfp4_simd(const aff_expert_mat *m, int rows, int cols, int r0, int 
         }
         for (int t = 0; t < n; t++) _mm256_storeu_ps(y[t] + (r - r0), acc[t]);
     }
-    float *rest[AFF__ROWS_MAX];
+    float *rest[AFF__BATCH_MAX];
     for (int t = 0; t < n; t++) rest[t] = y[t] + (r - r0);
     if (r < r1) aff__mxfp4_scalar(m, rows, cols, r, r1, xq, xs, n, rest);
 }

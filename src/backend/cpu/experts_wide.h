@@ -107,19 +107,45 @@ AFF__INLINE void ew_dot(const __m512i *w, int quads, int T, const int16_t (*x)[E
     }
 }
 
-/* acc[t] = fmaf((float)(row sums), s[t], acc[t]). */
-AFF__INLINE void ew_product(const ew_group *g, int quads, int T, const int16_t (*x)[EX_GROUP], const float *s,
-                            __m256 *acc)
+/* The same of two groups of weights for EW_ACTS activation rows: each load of activations serves both. */
+AFF__INLINE void ew_dot_both(const __m512i *w, const __m512i *v, int quads, const int16_t (*x)[EX_GROUP], __m512i sum[EW_ACTS], __m512i rest[EW_ACTS])
 {
-    __m512i sum[EW_ACTS];
-    for (int t = 0; t < T; t++) sum[t] = _mm512_setzero_si512();
-    ew_dot(g->high, quads, T, x, sum);
+    for (int k = 0; k < quads; k++)
+        for (int t = 0; t < EW_ACTS; t++) {
+            int64_t four;
+            memcpy(&four, &x[t][4 * k], 8);
+            const __m512i a = _mm512_set1_epi64(four);
+            sum[t] = _mm512_dpwssd_epi32(sum[t], w[k], a), rest[t] = _mm512_dpwssd_epi32(rest[t], v[k], a);
+        }
+}
+
+/* acc[t] = fmaf((float)(row sums), s[t], acc[t]); sum: of what g holds at a quarter. */
+AFF__INLINE void ew_finish(const ew_group *g, int quads, int T, const int16_t (*x)[EX_GROUP], const float *s, __m512i sum[EW_ACTS], __m256 *acc)
+{
     for (int t = 0; t < T; t++) sum[t] = _mm512_slli_epi32(sum[t], 2);
     if (g->has_low) ew_dot(g->low, quads, T, x, sum);
     for (int t = 0; t < T; t++) {
         const __m256i rows = _mm512_cvtepi64_epi32(_mm512_add_epi32(sum[t], _mm512_srli_epi64(sum[t], 32)));
         acc[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(rows), _mm256_set1_ps(s[t]), acc[t]);
     }
+}
+
+AFF__INLINE void ew_product(const ew_group *g, int quads, int T, const int16_t (*x)[EX_GROUP], const float *s,
+                            __m256 *acc)
+{
+    __m512i sum[EW_ACTS];
+    for (int t = 0; t < T; t++) sum[t] = _mm512_setzero_si512();
+    ew_dot(g->high, quads, T, x, sum);
+    ew_finish(g, quads, T, x, s, sum, acc);
+}
+
+AFF__INLINE void ew_product_both(const ew_group *g, int quads, const int16_t (*x)[EX_GROUP], const float *s, __m256 *acc, __m256 *next)
+{
+    __m512i sum[EW_ACTS], rest[EW_ACTS];
+    for (int t = 0; t < EW_ACTS; t++) sum[t] = rest[t] = _mm512_setzero_si512();
+    ew_dot_both(g[0].high, g[1].high, quads, x, sum, rest);
+    ew_finish(&g[0], quads, EW_ACTS, x, s, sum, acc);
+    ew_finish(&g[1], quads, EW_ACTS, x, s, rest, next);
 }
 
 /* The quantiser group's activations as 16 bits, and its scales. */
@@ -133,15 +159,32 @@ AFF__INLINE void ew_activations(const int8_t *const *xq, const float *const *xs,
     }
 }
 
+/* `width` columns from k0 on of the eight rows from r on. */
+AFF__INLINE void ew_decode(const aff_expert_mat *m, const int16_t (*table)[1024][4], int rows, int cols, int r, int k0, int width,
+                           const __mmask8 lane[6], ew_group *g)
+{
+    g->has_low = false;
+    for (int k = 0; k < width; k += 64) {
+        const int64_t p = (int64_t)((k0 + k) / 64) * rows + r;
+        const __m512i fields = ew_fields(m->fields + p * 3);
+        const uint8_t *codes = m->codes + p * 20;
+        ew_decode16(codes, fields, 0, table, lane, g, k / 4);
+        ew_decode16(codes, fields, 1, table, lane, g, k / 4 + 4);
+        ew_decode16(codes, fields, 2, table, lane, g, k / 4 + 8);
+        ew_decode16(codes, fields, 3, table, lane, g, k / 4 + 12);
+    }
+    if (k0 + 2 * EX_GROUP <= cols) ex_prefetch(m, (int64_t)(k0 / 64 + 2) * rows + r, rows);
+}
+
 /* At most EX_BLOCK rows: columns outside, so that codes and fields are read as they lie; the chains of all rows wait in
- * acc. */
+ * acc. Two groups of eight rows at a time when activation rows are many. */
 static void ew_rows(const aff_expert_mat *m, const int16_t (*table)[1024][4], int rows, int cols, int r0, int octets,
                     const int8_t *const *xq, const float *const *xs, int n, float *const *y, int at)
 {
-    ew_group g;
-    __m256 acc[EX_BLOCK / EX_ROWS][AFF__ROWS_MAX];
-    int16_t x[AFF__ROWS_MAX][EX_GROUP];
-    float s[AFF__ROWS_MAX];
+    ew_group g[2];
+    __m256 acc[EX_BLOCK / EX_ROWS][AFF__BATCH_MAX];
+    int16_t x[AFF__BATCH_MAX][EX_GROUP];
+    float s[AFF__BATCH_MAX];
     __mmask8 lane[6] = {4, 8, 16, 32, 64, 128};
     for (int i = 0; i < 6; i++) EW_KEEP_MASK(lane[i]);
     for (int o = 0; o < octets; o++)
@@ -149,22 +192,18 @@ static void ew_rows(const aff_expert_mat *m, const int16_t (*table)[1024][4], in
     for (int k0 = 0; k0 < cols; k0 += EX_GROUP) {
         const int width = aff__min_int(EX_GROUP, cols - k0);
         ew_activations(xq, xs, n, k0, width, x, s);
-        for (int o = 0; o < octets; o++) {
-            g.has_low = false;
-            for (int k = 0; k < width; k += 64) {
-                const int64_t p = (int64_t)((k0 + k) / 64) * rows + r0 + o * EX_ROWS;
-                const __m512i fields = ew_fields(m->fields + p * 3);
-                const uint8_t *codes = m->codes + p * 20;
-                ew_decode16(codes, fields, 0, table, lane, &g, k / 4);
-                ew_decode16(codes, fields, 1, table, lane, &g, k / 4 + 4);
-                ew_decode16(codes, fields, 2, table, lane, &g, k / 4 + 8);
-                ew_decode16(codes, fields, 3, table, lane, &g, k / 4 + 12);
+        for (int o = 0, some; o < octets; o += some) {
+            some = n >= EW_ACTS ? aff__min_int(2, octets - o) : 1;
+            for (int i = 0; i < some; i++) ew_decode(m, table, rows, cols, r0 + (o + i) * EX_ROWS, k0, width, lane, &g[i]);
+            int both = 0;
+            for (; some == 2 && both + EW_ACTS <= n; both += EW_ACTS)
+                ew_product_both(g, width / 4, x + both, s + both, acc[o] + both, acc[o + 1] + both);
+            for (int i = 0; i < some; i++) {
+                int t = both;
+                for (; t + EW_ACTS <= n; t += EW_ACTS) ew_product(&g[i], width / 4, EW_ACTS, x + t, s + t, acc[o + i] + t);
+                if (n - t >= 2) ew_product(&g[i], width / 4, 2, x + t, s + t, acc[o + i] + t), t += 2;
+                if (t < n) ew_product(&g[i], width / 4, 1, x + t, s + t, acc[o + i] + t);
             }
-            if (k0 + 2 * EX_GROUP <= cols) ex_prefetch(m, (int64_t)(k0 / 64 + 2) * rows + r0 + o * EX_ROWS, rows);
-            int t = 0;
-            for (; t + EW_ACTS <= n; t += EW_ACTS) ew_product(&g, width / 4, EW_ACTS, x + t, s + t, acc[o] + t);
-            if (n - t >= 2) ew_product(&g, width / 4, 2, x + t, s + t, acc[o] + t), t += 2;
-            if (t < n) ew_product(&g, width / 4, 1, x + t, s + t, acc[o] + t);
         }
     }
     for (int o = 0; o < octets; o++)
@@ -181,7 +220,7 @@ static void q2p875_simd(const aff_expert_mat *m, const int16_t (*table)[1024][4]
         r += octets * EX_ROWS;
     }
     if (r == r1) return;
-    float *rest[AFF__ROWS_MAX];
+    float *rest[AFF__BATCH_MAX];
     for (int t = 0; t < n; t++) rest[t] = y[t] + (r - r0);
     aff__q2p875_scalar(m, table, rows, cols, r, r1, xq, xs, n, rest);
 }

@@ -1,13 +1,13 @@
 /* inner.h - the functions that exist once per instruction set, behind one table each. All levels give the same bits.
- * Rows of activations and results come as arrays of pointers, at most AFF__ROWS_MAX of them, so that routed rows need
- * not be gathered. */
+ * Rows of activations and results come as arrays of pointers, so that routed rows need not be gathered: at most AFF__BATCH_MAX of them,
+ * AFF__ROWS_MAX in float32 products. */
 #ifndef AFF_BACKEND_CPU_INNER_H
 #define AFF_BACKEND_CPU_INNER_H
 #include "backend/cpu/kernels.h"
 #include "quant/numbers.h"
 #include "quant/rows.h"
 
-enum { AFF__LANES = 16, AFF__ROWS_MAX = 32, AFF__PAIRS_MAX = 64, AFF__KEY_CUT = 64, AFF__QUANT_GROUP = 128 };
+enum { AFF__LANES = 16, AFF__ROWS_MAX = 32, AFF__BATCH_MAX = 64, AFF__KEY_CUT = 64, AFF__QUANT_GROUP = 128 };
 enum { AFF__KEY_OFFSET = 12 }; /* makes doubled E2M1 values bytes without sign */
 static const uint8_t aff__key_bytes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0}; /* by code */
 
@@ -27,8 +27,7 @@ typedef struct aff__ahead {
 typedef struct aff__cpu_inner {
     /* y[t][r - r0] = W[r] . x[t] for rows r0 <= r < r1 and t < n; x is used as it is. */
     void (*matmul)(const aff_weight *w, int r0, int r1, const float *const *x, int n, float *const *y);
-    /* The same in bf16 pairs (BF16 and FP8 weights); x: bf16, zeros up to the next multiple of 32 columns,
-     * n <= AFF__PAIRS_MAX. */
+    /* The same in bf16 pairs (BF16 and FP8 weights); x: bf16, zeros up to the next multiple of 32 columns. */
     void (*pairs)(const aff_weight *w, int r0, int r1, const uint16_t *const *x, int n, float *const *y);
     void (*to_bf16)(const float *x, uint16_t *y, int n);
     /* The exact integer product of one expert matrix [rows][cols]: xq[t][cols] int8, xs[t][ceil(cols/128)] scales;

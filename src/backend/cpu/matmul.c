@@ -62,9 +62,9 @@ static void run_task(void *ctx, int64_t task, int thread)
     int n = aff__min_int(j->batch, j->T - t0);
     int r0 = (int)(task % j->blocks) * j->block, r1 = aff__min_int(r0 + j->block, j->group_rows);
     r0 += g * j->group_rows, r1 += g * j->group_rows;
-    const float *x[AFF__PAIRS_MAX];
-    const uint16_t *pair[AFF__PAIRS_MAX];
-    float *y[AFF__PAIRS_MAX];
+    const float *x[AFF__BATCH_MAX];
+    const uint16_t *pair[AFF__BATCH_MAX];
+    float *y[AFF__BATCH_MAX];
     for (int t = 0; t < n; t++) {
         if (j->slice)
             pair[t] = (const uint16_t *)j->copy + (t0 + t) * j->ldc + (int64_t)g * j->slice;
@@ -125,7 +125,7 @@ void aff__cpu_matmul_grouped(aff_pool *pool, const aff_weight *w, aff_numerics n
     j.ldc = slice ? apart(width, 2, 1056) : apart(width, 4, 128);
     if (aff__realloc(&j.copy, (uint64_t)T * (uint64_t)j.ldc, size, "rounded activations", NULL) == AFF_OK) {
         j.slice = slice;
-        if (slice) j.batch = AFF__PAIRS_MAX;
+        if (slice) j.batch = AFF__BATCH_MAX;
         aff__pool_run(T * width < ALONE ? NULL : pool, round_task, &j, T);
         if (!slice) j.x = j.copy, j.ldx = j.ldc;
     } else

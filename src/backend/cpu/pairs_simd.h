@@ -376,7 +376,7 @@ PR_APART void pr_fp8_32(const aff_weight *w, int rows, int r0, const uint16_t *c
 
 static void pairs_simd(const aff_weight *w, int r0, int r1, const uint16_t *const *x, int n, float *const *y)
 {
-    v16 lanes[PR_BLOCK * AFF__PAIRS_MAX];
+    v16 lanes[PR_BLOCK * AFF__BATCH_MAX];
     for (int r = r0; r < r1; r += PR_BLOCK) {
         const int rows = aff__min_int(PR_BLOCK, r1 - r);
         const unsigned was = pr_flush_begin();
