@@ -25,9 +25,7 @@ AFF__INLINE void ap_weights(ap_heads *s, int i, int n, float scale, bool alone, 
         v16_store(p + j, x);
         top = v16_max(x, top);
     }
-    v16_store(lane, top);
-    float m = lane[0];
-    for (int j = 1; j < AFF__LANES; j++) m = lane[j] > m ? lane[j] : m;
+    const float m = v16_largest(top);
     const v16 vm = v16_set1(m);
     for (int j = 0; j < AFF__KEY_CUT; j += 16) {
         v16 w = v16_exp(v16_sub(v16_load(p + j), vm));
@@ -40,7 +38,7 @@ AFF__INLINE void ap_weights(ap_heads *s, int i, int n, float scale, bool alone, 
         sum = v16_add(sum, w);
         v16_store(p + j, w);
     }
-    for (int j = 0; j < AFF__KEY_CUT; j += 2) s->pair[i][j / 2] = aff__f32_bits(p[j]) >> 16 | aff__f32_bits(p[j + 1]);
+    for (int j = 0; j < AFF__KEY_CUT; j += 16) v16_store_bf16((uint16_t *)(void *)s->pair[i] + j, v16_load(p + j));
     const float z = v16_fold(sum);
     if (alone) {
         *M = m, *Z = z;

@@ -394,10 +394,10 @@ static void pairs_simd(const aff_weight *w, int r0, int r1, const uint16_t *cons
 
 static void to_bf16_simd(const float *x, uint16_t *y, int n)
 {
-    for (int i = 0; i < n; i += 16) {
-        _Alignas(64) float f[16];
-        const int live = aff__min_int(16, n - i);
-        v16_store(f, v16_round_bf16(v16_load_part(x + i, live)));
-        for (int j = 0; j < live; j++) y[i + j] = (uint16_t)(aff__f32_bits(f[j]) >> 16);
-    }
+    int i = 0;
+    for (; i + 16 <= n; i += 16) v16_store_bf16(y + i, v16_round_bf16(v16_load(x + i)));
+    if (i == n) return;
+    uint16_t rest[16];
+    v16_store_bf16(rest, v16_round_bf16(v16_load_part(x + i, n - i)));
+    memcpy(y + i, rest, (size_t)(n - i) * sizeof *y);
 }

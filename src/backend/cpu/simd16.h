@@ -97,6 +97,11 @@ AFF__INLINE v16 v16_load_bf16(const uint16_t *p)
     return _mm512_castsi512_ps(_mm512_slli_epi32(u, 16));
 }
 
+/* The upper halves: what a holds if that is bf16. */
+AFF__INLINE void v16_store_bf16(uint16_t *p, v16 a)
+{
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(a), 16)));
+}
 /* aff__round_bf16 */
 AFF__INLINE v16 v16_round_bf16(v16 a)
 {
@@ -231,6 +236,12 @@ AFF__INLINE v16 v16_load_bf16(const uint16_t *p)
     return (v16){_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
 }
 
+/* The upper halves: what a holds if that is bf16. */
+AFF__INLINE void v16_store_bf16(uint16_t *p, v16 a)
+{
+    const __m256i l = _mm256_srli_epi32(_mm256_castps_si256(a.l), 16), h = _mm256_srli_epi32(_mm256_castps_si256(a.h), 16);
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm256_permute4x64_epi64(_mm256_packus_epi32(l, h), 0xd8));
+}
 AFF__INLINE __m256 v8_round_bf16(__m256 a)
 {
     __m256i u = _mm256_castps_si256(a), half = _mm256_set1_epi32(0x7fff), high = _mm256_set1_epi32((int)0xffff0000u);
@@ -282,6 +293,19 @@ AFF__INLINE void v16_hold(v16 *a)
 #else
     __asm__("" : "+x"(a->l), "+x"(a->h));
 #endif
+}
+
+/* The largest lane; a NaN may or may not count. */
+AFF__INLINE float v16_largest(v16 a)
+{
+#if defined(__AVX512F__)
+    const __m256 b = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+#else
+    const __m256 b = _mm256_max_ps(a.l, a.h);
+#endif
+    __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    c = _mm_max_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
 }
 
 /* The fixed tree: +8, +4, +2, +1. */
