@@ -537,6 +537,10 @@ static void test_tiers(void **state)
             assert_int_equal(k.staged, k.picks[0][AFF_TIER_DISK] + k.picks[1][AFF_TIER_DISK]);
             assert_int_equal(k.link_items + (int64_t)(k.stream_bytes / aff__experts_layout(net->experts).bytes),
                              k.picks[0][AFF_TIER_HOST] + k.picks[1][AFF_TIER_HOST] + k.picks[0][AFF_TIER_DISK] + k.picks[1][AFF_TIER_DISK]);
+            /* Bytes by the counters are those that went through the copy engine's streams. */
+            const aff_gpu *g = aff__gpu_of(r->b);
+            assert_true(aff__rt_copied(g->rt, g->slab->moves) == k.up_bytes + k.down_bytes);
+            assert_true(aff__rt_copied(g->rt, g->groups.copies) == k.stream_bytes);
             if (c->strategy == AFF_PLACE_STATIC) assert_int_equal(k.promotions[0] + k.promotions[1], 0);
             aff__runner_free(r);
         }

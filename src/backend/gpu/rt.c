@@ -320,7 +320,21 @@ aff_status aff__rt_elapsed(aff_rt *rt, aff_event *from, aff_event *to, float *ms
 
 aff_status aff__rt_copy(aff_rt *rt, aff_stream *s, void *to, const void *from, uint64_t bytes, aff_error *err)
 {
-    return bytes ? rt->ops->copy(rt, s, to, from, bytes, err) : AFF_OK;
+    if (!bytes) return AFF_OK;
+    for (int i = 0; i < AFF_RT_COUNTED; i++) {
+        const aff_stream *none = NULL;
+        if (!__atomic_compare_exchange_n(&rt->copied[i].s, &none, s, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED) && none != s) continue;
+        __atomic_fetch_add(&rt->copied[i].bytes, bytes, __ATOMIC_RELAXED);
+        break;
+    }
+    return rt->ops->copy(rt, s, to, from, bytes, err);
+}
+
+uint64_t aff__rt_copied(const aff_rt *rt, const aff_stream *s)
+{
+    for (int i = 0; i < AFF_RT_COUNTED; i++)
+        if (__atomic_load_n(&rt->copied[i].s, __ATOMIC_RELAXED) == s) return __atomic_load_n(&rt->copied[i].bytes, __ATOMIC_RELAXED);
+    return 0;
 }
 
 aff_status aff__rt_fill(aff_rt *rt, aff_stream *s, void *p, uint8_t byte, uint64_t bytes, aff_error *err)

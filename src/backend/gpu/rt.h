@@ -88,6 +88,8 @@ aff_status aff__rt_elapsed(aff_rt *rt, aff_event *from, aff_event *to, float *ms
 /* ---- work ---- */
 
 aff_status aff__rt_copy(aff_rt *rt, aff_stream *s, void *to, const void *from, uint64_t bytes, aff_error *err);
+/* Bytes that aff__rt_copy was given for a stream so far, recorded ones once: what counters elsewhere are compared with. */
+uint64_t aff__rt_copied(const aff_rt *rt, const aff_stream *s);
 aff_status aff__rt_fill(aff_rt *rt, aff_stream *s, void *p, uint8_t byte, uint64_t bytes, aff_error *err);
 
 enum { AFF_LAUNCH_COOPERATIVE = 1, AFF_LAUNCH_PROGRAMMATIC = 2 };

@@ -4,6 +4,8 @@
 #include "backend/gpu/rt.h"
 #include <pthread.h>
 
+enum { AFF_RT_COUNTED = 16 }; /* streams whose copies are counted: the first that copy */
+
 /* Calls as in rt.h; `free` and its like report nothing. */
 typedef struct aff_rt_ops {
     void (*close)(aff_rt *rt);
@@ -54,6 +56,10 @@ struct aff_rt {
     aff_rt_piece *piece;
     uint64_t pieces, cap;
     uint64_t use[AFF_USES];
+    struct { /* by aff__rt_copy, for aff__rt_copied; atomics */
+        const aff_stream *s;
+        uint64_t bytes;
+    } copied[AFF_RT_COUNTED];
 };
 
 /* What rt.c knows of each kernel. */
