@@ -5,7 +5,7 @@
  * Experts of V4-Flash's width (9,060,352 bytes) are written to a file in FOLDER. Made-up uniform routes use PICKS of a layer at a time; a filled pool that
  * does not move has 80 % of them, so a fifth of the picks is on disk. Each step plans, computes what is in memory while the reads run, and the rest as
  * it arrives. Then the loader alone reads what each step read, step by step. Rates are bytes over the time in which a read was under way, direct
- * reads throughout; both are done three times in turn, and the medians count. */
+ * reads throughout; both are done seven times in turn, and the median of the ratios counts. */
 #include "backend/backend.h"
 #include "base/clock.h"
 #include "base/mem.h"
@@ -18,7 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { EXPERTS = 64, PICKS = 6, ROUNDS = 3 };
+enum { EXPERTS = 64, PICKS = 6, ROUNDS = 7 };
 static aff_error err;
 static void must(aff_status s)
 {
