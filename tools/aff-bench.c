@@ -391,11 +391,11 @@ static aff_status measure(app *a, const aff_memplan *p, aff_error *err)
         for (int64_t n = f->from; s == AFF_OK && !a->hits.n && n <= f->most; n = n < f->most && 2 * n > f->most ? f->most : 2 * n)
             s = frontier(a, n, err);
     }
-    aff_tiers *t = aff__net_expert_tiers(a->net);
-    if (s == AFF_OK && !aff__tiers_mapped(t)) {
+    aff_snapshot view;
+    aff__engine_snapshot(a->engine, &view, NULL);
+    if (s == AFF_OK && view.tiered) {
         char line[640];
-        const aff_tier_counters c = aff__tiers_counters(t);
-        aff__tier_counters_line(&c, line, sizeof line);
+        aff__tier_counters_line(&view.tiers, line, sizeof line);
         fprintf(stderr, "aff-bench: %s\n", line);
     }
     if (a->csv && (fflush(a->csv) != 0 || ferror(a->csv)) && s == AFF_OK)

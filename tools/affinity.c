@@ -660,11 +660,11 @@ static void draft_summary(const app *a)
 /* Where the experts were, if they have slots. */
 static void tier_summary(app *a)
 {
-    aff_tiers *t = aff__net_expert_tiers(a->net);
+    aff_snapshot s;
     char line[640];
-    if (!t || aff__tiers_mapped(t)) return;
-    const aff_tier_counters c = aff__tiers_counters(t);
-    aff__tier_counters_line(&c, line, sizeof line);
+    aff__engine_snapshot(a->engine, &s, NULL);
+    if (!s.tiered) return;
+    aff__tier_counters_line(&s.tiers, line, sizeof line);
     fprintf(stderr, "%s\n", line);
 }
 

@@ -87,29 +87,44 @@ aff_status aff__setup_placement(const aff_setup *s, aff_placement_options *o, af
     return aff__placement_flags_apply(&s->placement, o, err);
 }
 
-aff_status aff__setup_profile(const aff_setup *s, const aff_net *net, float **use, aff_error *err)
+/* --expert-profile becomes the network's. *use [trunk layers and draft stages][experts], to be freed, or NULL where nothing is known: a draft's experts
+ * count as used evenly. */
+static aff_status profile_of(const aff_setup *s, aff_net *net, float **use, aff_error *err)
 {
     const aff_config *c = aff__net_config(net);
     const uint64_t E = (uint64_t)c->experts, trunk = (uint64_t)aff__net_layers(net) * E, all = trunk + (uint64_t)aff__net_stages(net) * E;
-    const float *own = aff__net_profile(net);
     aff_profile file = {0};
-    *use = NULL;
-    if (s->expert_profile)
-        AFF_TRY(aff__profile_read(&file, s->expert_profile, aff__net_layers(net), c->experts, err));
-    else if (!own)
-        return AFF_OK;
-    const aff_status st = aff__calloc(use, all, sizeof **use, "profile of the experts", err);
     double sum = 0;
-    for (uint64_t i = 0; st == AFF_OK && i < trunk; i++) sum += (double)((*use)[i] = s->expert_profile ? file.use[i] : own[i]);
-    for (uint64_t i = trunk; st == AFF_OK && i < all; i++) (*use)[i] = (float)(sum / (double)trunk);
-    aff__profile_free(&file);
-    return st;
+    *use = NULL;
+    if (s->expert_profile) {
+        AFF_TRY(aff__profile_read(&file, s->expert_profile, aff__net_layers(net), c->experts, err));
+        aff__net_set_profile(net, file.use);
+        file.use = NULL;
+        aff__profile_free(&file);
+    }
+    const float *known = aff__net_profile(net);
+    if (!known) return AFF_OK;
+    AFF_TRY(aff__calloc(use, all, sizeof **use, "profile of the experts", err));
+    for (uint64_t i = 0; i < trunk; i++) sum += (double)((*use)[i] = known[i]);
+    for (uint64_t i = trunk; i < all; i++) (*use)[i] = (float)(sum / (double)trunk);
+    return AFF_OK;
+}
+
+/* The names of a list with commas, which is changed. */
+static int split(char *list, const char **name, int most)
+{
+    int n = 0;
+    for (char *rest = list, *one; rest && n < most && (one = strsep(&rest, ","));) name[n++] = one;
+    return n;
 }
 
 aff_status aff__setup_card(aff_setup *s, const aff_memplan *p, void (*warn)(void *ctx, const char *line), aff_engine_options *o, aff_error *err)
 {
     if (o->device.choice != AFF_DEVICE_RT) return AFF_OK;
-    s->card_tiers = (aff_tier_options){.loader = {.warn = warn}};
+    if (s->expert_copies && strlen(s->expert_copies) >= sizeof s->copy_list)
+        return aff__fail(err, AFF_E_LIMIT, "--expert-copies: expected less than %zu characters", sizeof s->copy_list);
+    strcpy(s->copy_list, s->expert_copies ? s->expert_copies : "");
+    s->card_tiers = (aff_tier_options){.loader = {.warn = warn, .copies = s->copy, .n_copies = *s->copy_list ? split(s->copy_list, s->copy, AFF_SETUP_COPIES) : 0}};
     AFF_TRY(aff__setup_placement(s, &s->card_tiers.placement, err));
     s->card = (aff_card_options){.gpu_bytes = s->gpu < 0 ? -1 : s->gpu << 20,
                                  .headroom = s->gpu_headroom < 0 ? -1 : s->gpu_headroom << 20,
@@ -122,23 +137,14 @@ aff_status aff__setup_card(aff_setup *s, const aff_memplan *p, void (*warn)(void
     return AFF_OK;
 }
 
-/* The names of a list with commas, which is changed. */
-static int split(char *list, const char **name, int most)
-{
-    int n = 0;
-    for (char *rest = list, *one; rest && n < most && (one = strsep(&rest, ","));) name[n++] = one;
-    return n;
-}
-
 aff_status aff__setup_tiers(const aff_setup *s, const aff_memplan *p, aff_net *net, void (*warn)(void *ctx, const char *line), aff_error *err)
 {
-    enum { MOST = 17 }; /* one more than the loader takes, which says so */
-    const char *name[MOST];
+    const char *name[AFF_SETUP_COPIES];
     char *list = NULL;
     float *profile = NULL;
-    AFF_TRY(aff__setup_profile(s, net, &profile, err)); /* a wrong one is an error even where it is not used */
+    AFF_TRY(profile_of(s, net, &profile, err)); /* a wrong one is an error even where it is not used */
     if (p->experts_mapped) {
-        if (s->expert_copies && warn) warn(NULL, "--expert-copies: not used: the CPU reads no experts from the disk here");
+        if (s->expert_copies && !s->device && warn) warn(NULL, "--expert-copies: not used: all experts have room in memory");
         free(profile);
         return AFF_OK;
     }
@@ -148,7 +154,7 @@ aff_status aff__setup_tiers(const aff_setup *s, const aff_memplan *p, aff_net *n
     o.profile = profile;
     if (st == AFF_OK && s->expert_copies) st = aff__strndup(&list, s->expert_copies, strlen(s->expert_copies), err);
     o.loader.copies = name;
-    o.loader.n_copies = list ? split(list, name, MOST) : 0;
+    o.loader.n_copies = list ? split(list, name, AFF_SETUP_COPIES) : 0;
     if (st == AFF_OK) st = aff__net_use_tiers(net, &o, err);
     free(list);
     free(profile);

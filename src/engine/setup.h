@@ -7,6 +7,8 @@
 #include "engine/memplan.h"
 #include "experts/placement_flags.h"
 
+enum { AFF_SETUP_COPIES = 17 }; /* one more than the loader takes, which says so */
+
 /* Numbers: -1 is not given. */
 typedef struct aff_setup {
     int64_t kv_size, kv_commit, kv_margin, memory; /* memory in MiB */
@@ -16,6 +18,8 @@ typedef struct aff_setup {
     int64_t prefetch_ahead;
     aff_card_options card; /* made by aff__setup_card, with the tiers' options it names */
     aff_tier_options card_tiers;
+    char copy_list[4096];
+    const char *copy[AFF_SETUP_COPIES];
     const char *cache_dir, *machine, *device;
     int64_t cache_gib, cache_block;
     bool cache_stays, cache_verify, plan, plan_json;
@@ -72,8 +76,6 @@ aff_status aff__setup_plan(const aff_setup *s, const aff_net *outline, const aff
 int aff__setup_answer(const aff_setup *s, const aff_memplan *p);
 /* --host-pool-mib, --expert-copies, --placement-...: keeps the network's experts as the plan says. Before there is an engine. On a card nothing is done. */
 aff_status aff__setup_tiers(const aff_setup *s, const aff_memplan *p, aff_net *net, void (*warn)(void *ctx, const char *line), aff_error *err);
-/* *use [trunk layers and draft stages][experts], to be freed: --expert-profile, else the container's, else NULL. A draft's experts count as used evenly. */
-aff_status aff__setup_profile(const aff_setup *s, const aff_net *net, float **use, aff_error *err);
 /* The placement that the flags ask for. */
 aff_status aff__setup_placement(const aff_setup *s, aff_placement_options *o, aff_error *err);
 /* --prefix-cache-dir: opens it and sets o->cache; *cache NULL without the flag. Its troubles go to

@@ -1,6 +1,6 @@
-/* One thread takes requests from two queues and hands their pieces to aff__aio_stream, which keeps many in flight. A piece that failed goes back in
- * front, three times in all. With the last piece of a request the thread arranges its bytes (if they were not read into the slot as they are) and
- * tells whoever waits. */
+/* One thread takes requests from two queues and hands their pieces to aff__aio_stream, which keeps many in flight. A
+ * piece that failed goes back in front, three times in all. With the last piece of a request the thread arranges its
+ * bytes (if they were not read into the slot as they are) and tells whoever waits. */
 #define _GNU_SOURCE /* O_DIRECT */
 #include "experts/loader.h"
 #include "base/aio.h"
@@ -85,7 +85,8 @@ static aff_experts *store_of(const aff_loader *l, int layer, int *own)
 /* Read straight into the slot: one part that begins on a page and whose last page is within the file. */
 static bool straight(const aff_loader *l, const aff_experts *s, const aff_piece *p, int n, int number)
 {
-    return n == 1 && !aff__experts_row_major(s) && p->off % PAGE == 0 && p->off + aff__align_up(p->bytes, PAGE) <= l->file[number].stamp.size;
+    return n == 1 && !aff__experts_row_major(s) && p->off % PAGE == 0 &&
+           p->off + aff__align_up(p->bytes, PAGE) <= l->file[number].stamp.size;
 }
 
 /* The pages around a part. */
@@ -135,11 +136,15 @@ static aff_status check_files(aff_loader *l, aff_load *r)
         file *f = &l->file[file_number(l, r, &l->part[i])];
         aff_stamp now, named;
         if (!aff__stamp_of(f->buffered[0], &now) || !aff__stamp_same_content(&now, &f->stamp))
-            return aff__fail(&r->err, AFF_E_IO, "%s: the file was written to since it was opened (layer %d, expert %d is wanted): start again", f->path, r->layer, r->expert);
+            return aff__fail(
+                &r->err, AFF_E_IO,
+                "%s: the file was written to since it was opened (layer %d, expert %d is wanted): start again", f->path,
+                r->layer, r->expert);
         if (f->replaced || (aff__stamp_at(f->path, &named) && aff__stamp_same_file(&named, &f->stamp))) continue;
         char line[4400];
         f->replaced = true;
-        snprintf(line, sizeof line, "%s: there is another file (or none) of that name now; the one that was opened is read on", f->path);
+        snprintf(line, sizeof line,
+                 "%s: there is another file (or none) of that name now; the one that was opened is read on", f->path);
         say(l, line);
     }
     return AFF_OK;
@@ -168,7 +173,9 @@ static void conclude(aff_loader *l, aff_load *r)
     if (r->own.error) {
         const file *f = &l->file[r->own.file];
         errno = r->own.error;
-        r->status = aff__fail_errno(&r->err, "%s: layer %d, expert %d: cannot read at byte %" PRIu64 " (tried %d times)", f->path, r->layer, r->expert, r->own.off, TRIES);
+        r->status =
+            aff__fail_errno(&r->err, "%s: layer %d, expert %d: cannot read at byte %" PRIu64 " (tried %d times)",
+                            f->path, r->layer, r->expert, r->own.off, TRIES);
     } else if (r->status == AFF_OK && r->own.bounce) {
         arrange(l, r);
     }
@@ -194,7 +201,8 @@ static bool begin(aff_loader *l, aff_load *r)
             r->own.bounce = l->kept[--l->n_kept];
         else if (posix_memalign((void **)&r->own.bounce, PAGE, (size_t)l->bounce_bytes) != 0) {
             r->own.bounce = NULL;
-            r->status = aff__fail(&r->err, AFF_E_NOMEM, "layer %d, expert %d: no memory to read it", r->layer, r->expert);
+            r->status =
+                aff__fail(&r->err, AFF_E_NOMEM, "layer %d, expert %d: no memory to read it", r->layer, r->expert);
         }
     }
     if (r->status != AFF_OK) {
@@ -220,7 +228,8 @@ static aff_load *pop(aff_loader *l)
     return r;
 }
 
-/* Which of its copies a piece is read from, and how: the last page of a file may not be whole, which direct reads do not have. */
+/* Which of its copies a piece is read from, and how: the last page of a file may not be whole, which direct reads do
+ * not have. */
 static void choose_copy(const aff_loader *l, piece *p, int copy)
 {
     const file *f = &l->file[p->file];
@@ -233,13 +242,15 @@ static piece *cut(aff_loader *l)
 {
     aff_load *r = l->cutting;
     const aff_piece *part = &l->part[l->at_part];
-    const uint64_t from = part->off / PAGE * PAGE, all = cover(part), left = all - l->at, n = left < AFF_AIO_PIECE ? left : AFF_AIO_PIECE;
+    const uint64_t from = part->off / PAGE * PAGE, all = cover(part), left = all - l->at,
+                   n = left < AFF_AIO_PIECE ? left : AFF_AIO_PIECE;
     const int number = file_number(l, r, part);
     const file *f = &l->file[number];
     uint8_t *to = r->own.bounce ? r->own.bounce + l->bounce_at : r->to;
     piece *p = l->idle;
     l->idle = p->next;
-    *p = (piece){.of = r, .file = number, .off = from + l->at, .io = {.buf = to + l->at, .len = n, .off = from + l->at}};
+    *p =
+        (piece){.of = r, .file = number, .off = from + l->at, .io = {.buf = to + l->at, .len = n, .off = from + l->at}};
     if (p->off + n > f->stamp.size) p->io.len = f->stamp.size - p->off;
     choose_copy(l, p, (int)(l->turn++ & 0xFFFF));
     r->own.left++;
@@ -278,7 +289,9 @@ static void injected(aff_loader *l, piece *p)
     pthread_mutex_lock(&l->lock);
     const double share = l->inject;
     pthread_mutex_unlock(&l->lock);
-    if (share <= 0 || (l->o.inject_most && p->tries >= l->o.inject_most) || (double)(aff__splitmix64(&l->seed) >> 11) * 0x1p-53 >= share) return;
+    if (share <= 0 || (l->o.inject_most && p->tries >= l->o.inject_most) ||
+        (double)(aff__splitmix64(&l->seed) >> 11) * 0x1p-53 >= share)
+        return;
     p->io.error = EIO;
     const uint64_t keep = aff__splitmix64(&l->seed) & 1 ? p->io.len / 2 : 0;
     memset((char *)p->io.buf + keep, 0xA5, (size_t)(p->io.len - keep));
@@ -315,7 +328,8 @@ static void *thread_main(void *arg)
     aff_loader *l = arg;
     for (;;) {
         pthread_mutex_lock(&l->lock);
-        while (l->stalled ? true : !l->waiting[0].head && !l->waiting[1].head && !l->stop) pthread_cond_wait(&l->wake, &l->lock);
+        while (l->stalled ? true : !l->waiting[0].head && !l->waiting[1].head && !l->stop)
+            pthread_cond_wait(&l->wake, &l->lock);
         const bool end = l->stop && !l->waiting[0].head && !l->waiting[1].head;
         pthread_mutex_unlock(&l->lock);
         if (end) return NULL;
@@ -336,7 +350,8 @@ static aff_status compare(const file *f, const char *path, int fd, aff_error *er
     aff_stamp s;
     char *a = NULL;
     if (!aff__stamp_of(fd, &s) || s.size != f->stamp.size)
-        return aff__fail(err, AFF_E_FORMAT, "%s: expected a copy of %s, %" PRIu64 " bytes, got %" PRIu64, path, f->path, f->stamp.size, s.size);
+        return aff__fail(err, AFF_E_FORMAT, "%s: expected a copy of %s, %" PRIu64 " bytes, got %" PRIu64, path, f->path,
+                         f->stamp.size, s.size);
     const uint64_t n = s.size < COMPARED ? s.size : COMPARED;
     AFF_TRY(aff__calloc(&a, 2, n, "comparing copies", err));
     aff_status st = AFF_OK;
@@ -345,7 +360,8 @@ static aff_status compare(const file *f, const char *path, int fd, aff_error *er
         if (pread(f->buffered[0], a, (size_t)n, at) != (ssize_t)n || pread(fd, a + n, (size_t)n, at) != (ssize_t)n)
             st = aff__fail_errno(err, "%s: cannot be compared with %s", path, f->path);
         else if (memcmp(a, a + n, (size_t)n) != 0)
-            st = aff__fail(err, AFF_E_FORMAT, "%s: expected a copy of %s, its %s differs", path, f->path, end ? "end" : "beginning");
+            st = aff__fail(err, AFF_E_FORMAT, "%s: expected a copy of %s, its %s differs", path, f->path,
+                           end ? "end" : "beginning");
     }
     free(a);
     return st;
@@ -364,7 +380,10 @@ static aff_status open_one(aff_loader *l, file *f, const char *path, aff_error *
     if (f->direct[k] < 0) {
         char line[4400];
         l->counts.direct = false;
-        snprintf(line, sizeof line, "%s: its file system has no direct reads (O_DIRECT): experts go through the page cache, which takes memory from the pool", path);
+        snprintf(line, sizeof line,
+                 "%s: its file system has no direct reads (O_DIRECT): experts go through the page cache, which takes "
+                 "memory from the pool",
+                 path);
         say(l, line);
     }
     return AFF_OK;
@@ -379,7 +398,8 @@ static aff_status open_files(aff_loader *l, aff_experts *s, aff_error *err)
         aff_stamp now;
         *f = (file){.path = e.path, .stamp = e.map->stamp};
         AFF_TRY(open_one(l, f, e.path, err));
-        if (!aff__stamp_of(f->buffered[0], &now) || !aff__stamp_same_file(&now, &f->stamp) || !aff__stamp_same_content(&now, &f->stamp))
+        if (!aff__stamp_of(f->buffered[0], &now) || !aff__stamp_same_file(&now, &f->stamp) ||
+            !aff__stamp_same_content(&now, &f->stamp))
             return aff__fail(err, AFF_E_IO, "%s: the file was replaced while it was being opened: start again", e.path);
     }
     return AFF_OK;
@@ -388,8 +408,10 @@ static aff_status open_files(aff_loader *l, aff_experts *s, aff_error *err)
 static aff_status open_copies(aff_loader *l, aff_error *err)
 {
     if (!l->o.n_copies) return AFF_OK;
-    if (aff__experts_files(l->store[0]) != 1) return aff__fail(err, AFF_E_UNSUPPORTED, "--expert-copies: expected a model in one file");
-    if (l->o.n_copies > MAX_COPIES) return aff__fail(err, AFF_E_LIMIT, "--expert-copies: expected at most %d, got %d", MAX_COPIES, l->o.n_copies);
+    if (aff__experts_files(l->store[0]) != 1)
+        return aff__fail(err, AFF_E_UNSUPPORTED, "--expert-copies: expected a model in one file");
+    if (l->o.n_copies > MAX_COPIES)
+        return aff__fail(err, AFF_E_LIMIT, "--expert-copies: expected at most %d, got %d", MAX_COPIES, l->o.n_copies);
     for (int i = 0; i < l->o.n_copies; i++) {
         AFF_TRY(open_one(l, &l->file[0], l->o.copies[i], err));
         AFF_TRY(compare(&l->file[0], l->o.copies[i], l->file[0].buffered[i + 1], err));
@@ -409,7 +431,8 @@ static uint64_t bounce_bytes(const aff_loader *l)
     return most;
 }
 
-aff_status aff__loader_create(aff_loader **out, aff_experts *trunk, aff_experts *draft, const aff_loader_options *o, aff_error *err)
+aff_status aff__loader_create(aff_loader **out, aff_experts *trunk, aff_experts *draft, const aff_loader_options *o,
+                              aff_error *err)
 {
     aff_loader *l;
     *out = NULL;
@@ -434,7 +457,8 @@ aff_status aff__loader_create(aff_loader **out, aff_experts *trunk, aff_experts 
     if (s == AFF_OK) s = open_files(l, draft, err);
     if (s == AFF_OK) s = open_copies(l, err);
     if (s == AFF_OK) s = aff__aio_create(&l->aio, !o->threads_only, err);
-    if (s == AFF_OK && pthread_create(&l->thread, NULL, thread_main, l) != 0) s = aff__fail(err, AFF_E_IO, "expert loader: cannot start its thread");
+    if (s == AFF_OK && pthread_create(&l->thread, NULL, thread_main, l) != 0)
+        s = aff__fail(err, AFF_E_IO, "expert loader: cannot start its thread");
     if (s != AFF_OK) {
         aff__loader_free(l);
         return s;

@@ -1,11 +1,11 @@
-/* loader.h - reads experts from their files into slots, in the kernels' layout: a thread over base/aio.h, past the page cache (O_DIRECT) where the
- * file system can. A record that lies in its file as in a slot goes straight into the slot; row-major records (dtype 33) are permuted and a
- * checkpoint's planes gathered on their way, on the loader's thread. Reads are cut into pieces and many are in flight, of one expert
- * or several.
+/* loader.h - reads experts from their files into slots, in the kernels' layout: a thread over base/aio.h, past the page
+ * cache (O_DIRECT) where the file system can. A record that lies in its file as in a slot goes straight into the slot;
+ * row-major records (dtype 33) are permuted and a checkpoint's planes gathered on their way, on the loader's thread.
+ * Reads are cut into pieces and many are in flight, of one expert or several.
  *
- * What goes wrong is tried three times; then the request fails with one line that names layer, expert, file and offset. A file that was written to
- * since the model was opened (size, time of change) fails every request after that; one that was replaced under its name is still read, as
- * it was opened, and a line says so once. */
+ * What goes wrong is tried three times; then the request fails with one line that names layer, expert, file and offset.
+ * A file that was written to since the model was opened (size, time of change) fails every request after that; one that
+ * was replaced under its name is still read, as it was opened, and a line says so once. */
 #ifndef AFF_EXPERTS_LOADER_H
 #define AFF_EXPERTS_LOADER_H
 #include "experts/store.h"
@@ -14,8 +14,8 @@ typedef struct aff_loader aff_loader;
 
 /* A request. The caller's memory; untouched by the caller from submit until it is done. */
 typedef struct aff_load {
-    int layer, expert; /* draft stages follow the trunk's layers */
-    uint8_t *to;       /* a slot: aff_slot_layout.pitch bytes, aligned to 4096 */
+    int layer, expert;                /* draft stages follow the trunk's layers */
+    uint8_t *to;                      /* a slot: aff_slot_layout.pitch bytes, aligned to 4096 */
     void (*done)(struct aff_load *l); /* on the loader's thread; NULL: nobody is told (aff__loader_wait) */
     void *ctx;
     aff_status status; /* out */
@@ -33,11 +33,13 @@ typedef struct aff_load {
 enum { AFF_LOAD_NOW, AFF_LOAD_LATER }; /* LATER: only while nothing of the other kind waits */
 
 typedef struct aff_loader_options {
-    bool threads_only;         /* no io_uring */
-    bool buffered;             /* no O_DIRECT */
-    const char *const *copies; /* [n_copies] further copies of the trunk's file, byte for byte: reads are dealt over all of them */
+    bool threads_only; /* no io_uring */
+    bool buffered;     /* no O_DIRECT */
+    const char *const
+        *copies; /* [n_copies] further copies of the trunk's file, byte for byte: reads are dealt over all of them */
     int n_copies;
-    /* Tests: this share of all pieces fails, as an error of the disk or ends early, in an order that the seed gives; of one piece at most so many tries in a row, 0: any. */
+    /* Tests: this share of all pieces fails, as an error of the disk or ends early, in an order that the seed gives; of
+     * one piece at most so many tries in a row, 0: any. */
     double inject;
     int inject_most;
     uint64_t inject_seed;
@@ -46,7 +48,8 @@ typedef struct aff_loader_options {
 } aff_loader_options;
 
 /* Experts of `trunk` and (not NULL) `draft`, which must outlive the loader. The files are opened here. */
-aff_status aff__loader_create(aff_loader **out, aff_experts *trunk, aff_experts *draft, const aff_loader_options *o, aff_error *err);
+aff_status aff__loader_create(aff_loader **out, aff_experts *trunk, aff_experts *draft, const aff_loader_options *o,
+                              aff_error *err);
 /* Waits for what was submitted. */
 void aff__loader_free(aff_loader *l);
 /* Any thread. */

@@ -21,8 +21,9 @@ struct aff_slots {
     int64_t count;
 };
 
-/* All pages are there afterwards, brought by all processors together. Without MADV_POPULATE_WRITE (Linux before 5.14) each is written to: where there is
- * too little memory, that is the end of the process, so the caller has looked first. */
+/* All pages are there afterwards, brought by all processors together. Without MADV_POPULATE_WRITE (Linux before 5.14)
+ * each is written to: where there is too little memory, that is the end of the process, so the caller has looked first.
+ */
 enum { STEP = 1 << 28 };
 
 typedef struct {
@@ -58,7 +59,10 @@ static aff_status populate(aff_slots *p, aff_error *err)
     aff__pool_free(threads);
     if (!c.error) return AFF_OK;
     errno = c.error;
-    return aff__fail_errno(err, "expert pool: %" PRIu64 " MiB of %" PRIu64 " MiB are there, no more can be had: choose a smaller --host-pool-mib", c.there, p->bytes >> 20);
+    return aff__fail_errno(err,
+                           "expert pool: %" PRIu64 " MiB of %" PRIu64
+                           " MiB are there, no more can be had: choose a smaller --host-pool-mib",
+                           c.there, p->bytes >> 20);
 }
 
 aff_status aff__slots_create(aff_slots **out, uint64_t pitch, int64_t slots, bool now, aff_error *err)
@@ -66,8 +70,11 @@ aff_status aff__slots_create(aff_slots **out, uint64_t pitch, int64_t slots, boo
     aff_slots *p;
     uint64_t bytes, mapped;
     *out = NULL;
-    if (slots < 0 || !pitch || pitch % PAGE || !aff__mul_ok(pitch, (uint64_t)slots, &bytes) || !aff__add_ok(bytes, HUGE, &mapped))
-        return aff__fail(err, AFF_E_INVALID, "expert pool: %" PRId64 " slots of %" PRIu64 " bytes: expected 0 or more of whole pages", slots, pitch);
+    if (slots < 0 || !pitch || pitch % PAGE || !aff__mul_ok(pitch, (uint64_t)slots, &bytes) ||
+        !aff__add_ok(bytes, HUGE, &mapped))
+        return aff__fail(err, AFF_E_INVALID,
+                         "expert pool: %" PRId64 " slots of %" PRIu64 " bytes: expected 0 or more of whole pages",
+                         slots, pitch);
     AFF_TRY(aff__calloc(&p, 1, sizeof *p, "expert pool", err));
     *p = (aff_slots){.pitch = pitch, .bytes = bytes, .mapped = mapped, .count = slots};
     *out = p;
@@ -75,7 +82,8 @@ aff_status aff__slots_create(aff_slots **out, uint64_t pitch, int64_t slots, boo
     void *m = mmap(NULL, (size_t)mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     aff_status s = AFF_OK;
     if (m == MAP_FAILED) {
-        s = aff__fail(err, AFF_E_NOMEM, "expert pool: cannot map %" PRIu64 " MiB: choose a smaller --host-pool-mib", mapped >> 20);
+        s = aff__fail(err, AFF_E_NOMEM, "expert pool: cannot map %" PRIu64 " MiB: choose a smaller --host-pool-mib",
+                      mapped >> 20);
     } else {
         p->map = m;
         p->base = (uint8_t *)(((uintptr_t)m + HUGE - 1) / HUGE * HUGE);

@@ -1,7 +1,8 @@
-/* Moves. The policy names one; here it gets a slot, the mover's thread brings the bytes, and publishing makes it valid and frees what it left. With a card
- * publishing waits for the begin of a pass, when no kernel can name an old place; without one the pins say who still computes from it, so it is
- * done at once. What needs no bytes (down to the disk, down to an inclusive pool) goes straight to publishing; an expert that goes up from the
- * disk while staging still has it changes slots. */
+/* Moves. The policy names one; here it gets a slot, the mover's thread brings the bytes, and publishing makes it valid
+ * and frees what it left. With a card publishing waits for the begin of a pass, when no kernel can name an old place;
+ * without one the pins say who still computes from it, so it is done at once. What needs no bytes (down to the disk,
+ * down to an inclusive pool) goes straight to publishing; an expert that goes up from the disk while staging still has
+ * it changes slots. */
 #include "experts/tiers_internal.h"
 #include "base/mem.h"
 #include <stdio.h>
@@ -24,7 +25,8 @@ static void free_slab(aff_tiers *t, int64_t slab)
 void aff__tiers_released(aff_tiers *t, int32_t slot)
 {
     const int64_t i = t->entry[slot].expert;
-    const aff_move m = {(int)(i / t->experts), (int)(i % t->experts), AFF_TIER_HOST, AFF_TIER_DISK, false}; /* whichever way it left */
+    const aff_move m = {(int)(i / t->experts), (int)(i % t->experts), AFF_TIER_HOST, AFF_TIER_DISK,
+                        false}; /* whichever way it left */
     aff__placement_released(t->place, &m);
     aff__tiers_free_slot(t, slot);
     t->n.quarantined--;
@@ -80,8 +82,14 @@ static aff_status publish(aff_tiers *t, aff_error *err)
     for (aff_mover_job *j = t->landed; j; j = j->next) {
         const aff_move *m = &j->move;
         if (!j->ok) continue;
-        const int64_t i = aff__tier_index(t, m->layer, m->expert), slot = m->to == AFF_TIER_HOST && j->slot >= 0 ? j->slot : m->to == AFF_TIER_DISK || !t->inclusive ? -1 : t->slot[i];
-        t->change[n++] = (aff_tier_change){m->layer, m->expert, {m->to, m->to == AFF_TIER_CARD ? j->slab : -1, slot, slot >= 0 ? aff__slots_at(t->pool, slot) : NULL}};
+        const int64_t i = aff__tier_index(t, m->layer, m->expert),
+                      slot = m->to == AFF_TIER_HOST && j->slot >= 0    ? j->slot
+                             : m->to == AFF_TIER_DISK || !t->inclusive ? -1
+                                                                       : t->slot[i];
+        t->change[n++] = (aff_tier_change){
+            m->layer,
+            m->expert,
+            {m->to, m->to == AFF_TIER_CARD ? j->slab : -1, slot, slot >= 0 ? aff__slots_at(t->pool, slot) : NULL}};
     }
     if (n && t->has_card) AFF_TRY(t->card.publish(t->card.ctx, t->change, n, err));
     while (t->landed) {
@@ -125,8 +133,10 @@ static void carry(aff_tiers *t, const aff_move *m)
     if (m->to == AFF_TIER_CARD) j->slab = take_slab(t);
     /* The policy counted slots as this table does, so there is one; if they ever disagree, the move is off. */
     j->ok = (!takes_pool_slot(t, m) || j->slot >= 0) && (m->to != AFF_TIER_CARD || j->slab >= 0);
-    if (m->to == AFF_TIER_CARD && t->slot[i] >= 0) j->copy = (aff_tier_copy){true, j->slab, aff__slots_at(t->pool, t->slot[i])};
-    if (m->from == AFF_TIER_CARD && j->slot >= 0) j->copy = (aff_tier_copy){false, t->slab[i], aff__slots_at(t->pool, j->slot)};
+    if (m->to == AFF_TIER_CARD && t->slot[i] >= 0)
+        j->copy = (aff_tier_copy){true, j->slab, aff__slots_at(t->pool, t->slot[i])};
+    if (m->from == AFF_TIER_CARD && j->slot >= 0)
+        j->copy = (aff_tier_copy){false, t->slab[i], aff__slots_at(t->pool, j->slot)};
     if (!j->ok || !m->copy) {
         j->next = t->landed;
         t->landed = j;
@@ -203,7 +213,8 @@ static void carry_out(aff_tiers *t, aff_mover_job *batch)
             c[n] = j->copy;
             copied[n++] = j;
         } else if (j->move.to == AFF_TIER_HOST) {
-            j->load = (aff_load){.layer = j->move.layer, .expert = j->move.expert, .to = aff__slots_at(t->pool, j->slot)};
+            j->load =
+                (aff_load){.layer = j->move.layer, .expert = j->move.expert, .to = aff__slots_at(t->pool, j->slot)};
             aff__loader_submit(t->loader, &j->load, AFF_LOAD_LATER);
         }
     }
@@ -251,7 +262,8 @@ aff_status aff__tiers_mover_start(aff_tiers *t, aff_error *err)
         t->job[i].next = t->free_job;
         t->free_job = &t->job[i];
     }
-    if (pthread_create(&t->mover, NULL, mover_main, t) != 0) return aff__fail(err, AFF_E_IO, "expert tiers: cannot start the mover's thread");
+    if (pthread_create(&t->mover, NULL, mover_main, t) != 0)
+        return aff__fail(err, AFF_E_IO, "expert tiers: cannot start the mover's thread");
     t->started = true;
     return AFF_OK;
 }
@@ -310,7 +322,8 @@ aff_status aff__tiers_note(aff_tiers *t, const aff_placement_use *u, aff_error *
     return s;
 }
 
-aff_status aff__tiers_note_picks(aff_tiers *t, int layer, aff_use_phase phase, const int32_t *picks, int rows, int K, aff_error *err)
+aff_status aff__tiers_note_picks(aff_tiers *t, int layer, aff_use_phase phase, const int32_t *picks, int rows, int K,
+                                 aff_error *err)
 {
     int n = 0;
     pthread_mutex_lock(&t->lock);
@@ -322,7 +335,8 @@ aff_status aff__tiers_note_picks(aff_tiers *t, int layer, aff_use_phase phase, c
             t->note_count[n] = t->note_count[e]; /* n <= e */
             t->note_id[n++] = e;
         }
-    const aff_status s = note(t, &(aff_placement_use){.layer = layer, .phase = phase, .n = n, .id = t->note_id, .count = t->note_count}, err);
+    const aff_status s = note(
+        t, &(aff_placement_use){.layer = layer, .phase = phase, .n = n, .id = t->note_id, .count = t->note_count}, err);
     pthread_mutex_unlock(&t->lock);
     return s;
 }
@@ -363,7 +377,9 @@ static bool drop_coldest(aff_tiers *t)
     for (int64_t i = 0; i < t->total; i++) {
         const int l = (int)(i / t->experts), e = (int)(i % t->experts);
         if (aff__placement_tier(t->place, l, e) != AFF_TIER_HOST || aff__placement_busy(t->place, l, e)) continue;
-        if (cold < 0 || aff__placement_heat(t->place, l, e) < aff__placement_heat(t->place, (int)(cold / t->experts), (int)(cold % t->experts))) cold = i;
+        if (cold < 0 || aff__placement_heat(t->place, l, e) <
+                            aff__placement_heat(t->place, (int)(cold / t->experts), (int)(cold % t->experts)))
+            cold = i;
     }
     if (cold < 0 || !force(t, cold, AFF_TIER_HOST, AFF_TIER_DISK, &m)) return false;
     carry(t, &m);
@@ -401,10 +417,13 @@ static aff_status resize(aff_tiers *t, int64_t slots, aff_error *err)
             if (err) *err = t->broken_err;
             return t->broken;
         }
-        if (!evict(t, slots, &left) && left) return aff__fail(err, AFF_E_LIMIT, "expert tiers: %lld experts of the card have nowhere to go", (long long)left);
+        if (!evict(t, slots, &left) && left)
+            return aff__fail(err, AFF_E_LIMIT, "expert tiers: %lld experts of the card have nowhere to go",
+                             (long long)left);
     } while (left);
     AFF_TRY(aff__placement_resize(t->place, AFF_TIER_CARD, slots, err));
-    if (slots > t->card.slots) AFF_TRY(aff__realloc(&t->free_slab, (uint64_t)slots, sizeof *t->free_slab, "slots of the card", err));
+    if (slots > t->card.slots)
+        AFF_TRY(aff__realloc(&t->free_slab, (uint64_t)slots, sizeof *t->free_slab, "slots of the card", err));
     if (slots > t->card.slots) t->card.slots = slots; /* the most there were */
     int64_t kept = 0;
     for (int64_t i = 0; i < t->free_slabs; i++)
@@ -417,9 +436,11 @@ static aff_status resize(aff_tiers *t, int64_t slots, aff_error *err)
 
 aff_status aff__tiers_resize(aff_tiers *t, int64_t slots, aff_error *err)
 {
-    if (!t->has_card || slots < 0) return aff__fail(err, AFF_E_INVALID, "expert tiers: %lld slots for a card that is not there", (long long)slots);
+    if (!t->has_card || slots < 0)
+        return aff__fail(err, AFF_E_INVALID, "expert tiers: %lld slots for a card that is not there", (long long)slots);
     pthread_mutex_lock(&t->lock);
-    const aff_status s = t->in_pass ? aff__fail(err, AFF_E_INVALID, "expert tiers: the slab changes within a pass") : resize(t, slots, err);
+    const aff_status s = t->in_pass ? aff__fail(err, AFF_E_INVALID, "expert tiers: the slab changes within a pass")
+                                    : resize(t, slots, err);
     pthread_mutex_unlock(&t->lock);
     return s;
 }

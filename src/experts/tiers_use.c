@@ -1,8 +1,9 @@
-/* The host's use of a layer's experts, and staging. A staging slot keeps what was read into it until it is needed for something else, the one
- * not used for longest first, so staging is a small cache too. Reads begin as slots can be had, in ascending id, which is the order of a container.
+/* The host's use of a layer's experts, and staging. A staging slot keeps what was read into it until it is needed for
+ * something else, the one not used for longest first, so staging is a small cache too. Reads begin as slots can be had,
+ * in ascending id, which is the order of a container.
  *
- * Several threads may use layers at a time. Nobody can wait for ever: who waits in aff__tiers_next has given back what it computed from, and holds
- * pins only on slots that are being read. */
+ * Several threads may use layers at a time. Nobody can wait for ever: who waits in aff__tiers_next has given back what
+ * it computed from, and holds pins only on slots that are being read. */
 #include "experts/tiers_internal.h"
 #include "base/clock.h"
 #include "base/mem.h"
@@ -20,7 +21,8 @@ struct aff_tier_use {
 
 uint64_t aff__tier_use_bytes(int experts)
 {
-    return aff__align_up(sizeof(aff_tier_use), 64) + 2 * aff__align_up((uint64_t)experts * sizeof(int32_t), 64) + aff__align_up((uint64_t)experts, 64);
+    return aff__align_up(sizeof(aff_tier_use), 64) + 2 * aff__align_up((uint64_t)experts * sizeof(int32_t), 64) +
+           aff__align_up((uint64_t)experts, 64);
 }
 
 aff_status aff__tier_use_create(aff_tier_use **out, int experts, aff_error *err)
@@ -221,7 +223,9 @@ static void read_more(aff_tiers *t, aff_tier_use *u)
 {
     for (int k = 0; k < u->n; k++) {
         if (u->state[k] != UNREAD) continue;
-        if (!find(t, aff__tier_index(t, u->layer, u->id[k]), &u->slot[k]) && !read_expert(t, u->layer, u->id[k], &u->slot[k])) return;
+        if (!find(t, aff__tier_index(t, u->layer, u->id[k]), &u->slot[k]) &&
+            !read_expert(t, u->layer, u->id[k], &u->slot[k]))
+            return;
         u->state[k] = PINNED;
     }
 }
@@ -256,7 +260,8 @@ static void give_back(aff_tiers *t, aff_tier_use *u)
 }
 
 /* Those that can be computed; *open: some cannot yet. */
-static aff_status collect(aff_tiers *t, aff_tier_use *u, int *which, aff_expert *at, int *count, bool *open, aff_error *err)
+static aff_status collect(aff_tiers *t, aff_tier_use *u, int *which, aff_expert *at, int *count, bool *open,
+                          aff_error *err)
 {
     *count = 0;
     *open = false;

@@ -629,6 +629,7 @@ void aff__net_close(aff_net *n)
 {
     if (!n) return;
     aff__tiers_free(n->tiers);
+    free(n->profile);
     aff__experts_free(n->experts);
     aff__experts_free(n->draft_experts);
     for (int i = 0; i < n->n_owned; i++) free(n->owned[i]);
@@ -655,7 +656,13 @@ int aff__net_stages(const aff_net *n) { return n->stages; }
 aff_numerics aff__net_numerics(const aff_net *n) { return n->numerics; }
 aff_net_sizes aff__net_sizes(const aff_net *n) { return n->sizes; }
 
-const float *aff__net_profile(const aff_net *n) { return n->main ? aff__container_profile(n->main) : NULL; }
+const float *aff__net_profile(const aff_net *n) { return n->profile ? n->profile : n->main ? aff__container_profile(n->main) : NULL; }
+
+void aff__net_set_profile(aff_net *n, float *use)
+{
+    free(n->profile);
+    n->profile = use;
+}
 
 aff_tiers *aff__net_expert_tiers(const aff_net *n) { return n->tiers; }
 aff_experts *aff__net_experts(const aff_net *n, bool draft) { return draft ? n->draft_experts : n->experts; }

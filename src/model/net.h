@@ -54,8 +54,10 @@ struct aff_experts *aff__net_experts(const aff_net *n, bool draft);
 struct aff_tier_options;
 aff_status aff__net_use_tiers(aff_net *n, const struct aff_tier_options *o, aff_error *err);
 struct aff_tiers *aff__net_expert_tiers(const aff_net *n);
-/* Popularity of the trunk's experts [layers][experts] as a container has it, NULL without. */
+/* Popularity of the trunk's experts [layers][experts]: what was set, else what a container has; NULL: nothing is known. */
 const float *aff__net_profile(const aff_net *n);
+/* Takes `use` (malloc'ed) over. */
+void aff__net_set_profile(aff_net *n, float *use);
 /* A hash that tells networks apart: configuration, layers and draft in force, and samples from the ends of every dense tensor and
  * of three experts a layer (not the whole file: hashing 100 GB at every start would cost minutes). */
 void aff__net_identity(const aff_net *n, uint64_t id[2]);

@@ -33,6 +33,7 @@ struct aff_net {
     aff_hc hc_head;
     aff_block layer[AFF_MAX_LAYERS];
     aff_experts *experts;
+    float *profile;   /* of aff__net_set_profile */
     aff_tiers *tiers; /* of experts and draft_experts; NULL in an outline */
 
     aff_draft_kind draft;

@@ -427,11 +427,9 @@ static void metrics(aff_server *s, aff_exchange *x)
         "# HELP affinity_accepted_tokens_total Of those, accepted.\n# TYPE affinity_accepted_tokens_total counter\n");
     for (int i = 0; i < AFF_MAX_WIDTH; i++)
         aff__jout_fmt(&j, "affinity_accepted_tokens_total{place=\"%d\"} %" PRId64 "\n", i + 1, d.accepted[i]);
-    aff_tiers *t = aff__net_expert_tiers(s->sv.net);
-    if (t) {
-        const aff_tier_counters c = aff__tiers_counters(t);
-        tier_metrics(&j, &c);
-    }
+    aff_snapshot view;
+    aff__engine_snapshot(s->sv.engine, &view, NULL);
+    tier_metrics(&j, &view.tiers);
     reply(x, &j, "text/plain; version=0.0.4");
 }
 

@@ -89,6 +89,16 @@ static void put_slots(aff_jout *j, const aff_snapshot *s)
     aff__jout_raw(j, "]");
 }
 
+static void put_tiers(aff_jout *j, const aff_tier_counters *c)
+{
+    aff__jout_fmt(j, ", \"tiers\": {\"decode\": [%" PRId64 ", %" PRId64 ", %" PRId64 "], \"prompt\": [%" PRId64 ", %" PRId64 ", %" PRId64 "]", c->picks[0][0], c->picks[0][1],
+                  c->picks[0][2], c->picks[1][0], c->picks[1][1], c->picks[1][2]);
+    aff__jout_fmt(j, ", \"disk_bytes\": %" PRIu64 ", \"disk_seconds\": %.3f, \"disk_wait_seconds\": %.3f, \"disk_failed\": %" PRId64, c->disk_bytes, (double)c->disk_busy_ns / 1e9,
+                  (double)c->wait_disk_ns / 1e9, c->disk_failed);
+    aff__jout_fmt(j, ", \"link_bytes\": %" PRIu64 ", \"up_bytes\": %" PRIu64 ", \"down_bytes\": %" PRIu64 ", \"moves\": [%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 "]}", c->link_bytes,
+                  c->up_bytes, c->down_bytes, c->promotions[0], c->demotions[0], c->promotions[1], c->demotions[1]);
+}
+
 static void put_device(aff_jout *j, const aff_device_view *d)
 {
     aff__jout_raw(j, "{\"id\": ");
@@ -125,7 +135,9 @@ static void put_snapshot(aff_jout *j, const aff_serving *sv, const aff_snapshot 
     aff__jout_fmt(j, ", \"resident\": %" PRIu64 ", \"peak\": %" PRIu64 ", \"state\": %" PRIu64 "}, \"devices\": [", h.rss, h.peak,
                   s->on_device ? 0 : s->state_bytes);
     if (s->on_device) put_device(j, &s->device);
-    aff__jout_raw(j, "], \"plane\": {");
+    aff__jout_raw(j, "]");
+    if (s->tiered) put_tiers(j, &s->tiers);
+    aff__jout_raw(j, ", \"plane\": {");
     put_plane(j, s, heat, tier);
     aff__jout_raw(j, "}");
 }

@@ -1,5 +1,5 @@
-/* An engine whose experts are on disk but for a few: the same tokens; a read that fails for good ends its request with the expert's name, and the next
- * request is served; what the snapshot says of it. */
+/* An engine whose experts are on disk but for a few: the same tokens; a read that fails for good ends its request with
+ * the expert's name, and the next request is served; what the snapshot says of it. */
 #include "engine/engine.h"
 #include "support/container_model.h"
 #include "support/parity_model.h"
@@ -35,8 +35,11 @@ static aff_status ask(aff_engine *e, answer *a)
     aff_outcome out;
     for (int i = 0; i < PROMPT; i++) ids[i] = i * 37 % 500;
     *a = (answer){0};
-    return aff__engine_run(e, &(aff_request){.prompt = ids, .n_prompt = PROMPT, .n_predict = TOKENS, .ignore_eos = true, .sampling = {.top_p = 1}},
-                           &(aff_events){.ctx = a, .token = take}, &out, &err);
+    return aff__engine_run(
+        e,
+        &(aff_request){
+            .prompt = ids, .n_prompt = PROMPT, .n_predict = TOKENS, .ignore_eos = true, .sampling = {.top_p = 1}},
+        &(aff_events){.ctx = a, .token = take}, &out, &err);
 }
 
 static void test_errors_end_requests(void **state)
@@ -76,7 +79,8 @@ static void test_errors_end_requests(void **state)
     }
     aff__engine_snapshot(e, &s, NULL);
     assert_true(s.tiered);
-    assert_true(s.tiers.picks[0][AFF_TIER_DISK] > 0 && s.tiers.disk_bytes > 0 && s.tiers.disk_failed > 0 && s.tiers.disk_retries > 0);
+    assert_true(s.tiers.picks[0][AFF_TIER_DISK] > 0 && s.tiers.disk_bytes > 0 && s.tiers.disk_failed > 0 &&
+                s.tiers.disk_retries > 0);
     aff__engine_free(e);
     must(aff__tiers_check(tiers, &err));
     aff__net_close(net);

@@ -2,10 +2,11 @@
  *
  *     disk_rate FOLDER [GIB [STEPS [THREADS]]]
  *
- * Experts of V4-Flash's width (9,060,352 bytes) are written to a file in FOLDER. Made-up uniform routes use PICKS of a layer at a time; a filled pool that
- * does not move has 80 % of them, so a fifth of the picks is on disk. Each step plans, computes what is in memory while the reads run, and the rest as
- * it arrives. Then the loader alone reads what each step read, step by step. Rates are bytes over the time in which a read was under way, direct
- * reads throughout; both are done three times in turn, and the medians count. */
+ * Experts of V4-Flash's width (9,060,352 bytes) are written to a file in FOLDER. Made-up uniform routes use PICKS of a
+ * layer at a time; a filled pool that does not move has 80 % of them, so a fifth of the picks is on disk. Each step
+ * plans, computes what is in memory while the reads run, and the rest as it arrives. Then the loader alone reads what
+ * each step read, step by step. Rates are bytes over the time in which a read was under way, direct reads throughout;
+ * both are done seven times in turn, and the median of the ratios counts. */
 #include "backend/backend.h"
 #include "base/clock.h"
 #include "base/mem.h"
@@ -18,7 +19,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { EXPERTS = 64, PICKS = 6, ROUNDS = 3 };
+enum { EXPERTS = 64, PICKS = 6, ROUNDS = 7 };
 static aff_error err;
 static void must(aff_status s)
 {
@@ -88,8 +89,9 @@ static rate with_work(bench *b)
     }
     const aff_tier_counters to = aff__tiers_counters(b->t);
     aff__plan_free(p);
-    return (rate){to.disk_bytes - from.disk_bytes, to.disk_busy_ns - from.disk_busy_ns, aff__now_ns() - start, to.wait_disk_ns - from.wait_disk_ns, (int64_t)b->steps * PICKS,
-                  to.picks[0][AFF_TIER_DISK] - from.picks[0][AFF_TIER_DISK]};
+    return (rate){to.disk_bytes - from.disk_bytes, to.disk_busy_ns - from.disk_busy_ns,
+                  aff__now_ns() - start,           to.wait_disk_ns - from.wait_disk_ns,
+                  (int64_t)b->steps * PICKS,       to.picks[0][AFF_TIER_DISK] - from.picks[0][AFF_TIER_DISK]};
 }
 
 static rate alone(bench *b)
@@ -106,7 +108,8 @@ static rate alone(bench *b)
     for (int s = 0; s < b->steps; s++) {
         const int n = b->read[s][0];
         for (int k = 0; k < n; k++) {
-            load[k] = (aff_load){.layer = s % b->layers, .expert = b->read[s][1 + k], .to = slots + (uint64_t)k * pitch};
+            load[k] =
+                (aff_load){.layer = s % b->layers, .expert = b->read[s][1 + k], .to = slots + (uint64_t)k * pitch};
             aff__loader_submit(l, &load[k], AFF_LOAD_NOW);
         }
         for (int k = 0; k < n; k++) must(aff__loader_wait(l, &load[k], &err));
@@ -159,8 +162,11 @@ int main(int argc, char **argv)
     for (int k = 0; k < ROUNDS; k++) {
         const rate w = with_work(&b), a = alone(&b);
         ratio[k] = gbs(&w) / gbs(&a);
-        printf("%d layers of %d experts, %d steps, %.1f %% of %" PRId64 " picks on disk: with work %.3f GB/s (%.3f GB, reading %.0f %% of the time, nothing to compute %.0f %%), alone %.3f GB/s (%.3f GB): %.2f\n",
-               b.layers, EXPERTS, b.steps, 100.0 * (double)w.missed / (double)w.used, w.used, gbs(&w), (double)w.bytes / 1e9, 100.0 * (double)w.busy / (double)w.wall,
+        printf("%d layers of %d experts, %d steps, %.1f %% of %" PRId64
+               " picks on disk: with work %.3f GB/s (%.3f GB, reading %.0f %% of the time, nothing to compute %.0f "
+               "%%), alone %.3f GB/s (%.3f GB): %.2f\n",
+               b.layers, EXPERTS, b.steps, 100.0 * (double)w.missed / (double)w.used, w.used, gbs(&w),
+               (double)w.bytes / 1e9, 100.0 * (double)w.busy / (double)w.wall,
                100.0 * (double)w.waited / (double)w.wall, gbs(&a), (double)a.bytes / 1e9, ratio[k]);
         fflush(stdout);
     }

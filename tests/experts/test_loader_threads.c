@@ -1,5 +1,5 @@
-/* The loader: every expert of every kind of file arrives as the mapping has it, by every way of reading; errors are tried again and then named; files that
- * were written to or replaced; copies; requests taken back. */
+/* The loader: every expert of every kind of file arrives as the mapping has it, by every way of reading; errors are
+ * tried again and then named; files that were written to or replaced; copies; requests taken back. */
 #include "base/mem.h"
 #include "base/rng.h"
 #include "experts/loader.h"
@@ -43,7 +43,8 @@ static void open_source(source *s, int dtype, const char *name)
     test_write_container(dir, s->path, (aff_dtype)dtype, 11, 1);
     must(aff__container_open(&s->c, s->path, &err));
     const aff_ctensor *t = aff__container_find(s->c, "__codebook");
-    must(aff__experts_from_container(&s->store, s->c, LAYERS, EXPERTS, HIDDEN, INTER, t ? t->blob + t->m.data_off : NULL, &err));
+    must(aff__experts_from_container(&s->store, s->c, LAYERS, EXPERTS, HIDDEN, INTER,
+                                     t ? t->blob + t->m.data_off : NULL, &err));
 }
 
 static void close_source(source *s)
@@ -64,7 +65,8 @@ static uint8_t *slots_for(const aff_slot_layout *y, int n)
 /* The planes of a slot; between them anything may stand. */
 static void same_planes(const aff_slot_layout *y, const uint8_t *a, const uint8_t *b)
 {
-    for (int i = 0; i < 9; i++) assert_memory_equal(a + y->plane[i / 3][i % 3], b + y->plane[i / 3][i % 3], y->size[i / 3][i % 3]);
+    for (int i = 0; i < 9; i++)
+        assert_memory_equal(a + y->plane[i / 3][i % 3], b + y->plane[i / 3][i % 3], y->size[i / 3][i % 3]);
 }
 
 static void check(const source *s, int layer, int e, const uint8_t *slot)
@@ -104,7 +106,8 @@ static void test_every_kind(void **state)
     for (int i = 0; i < 4; i++) {
         source s;
         open_source(&s, dtypes[i], "kind");
-        for (int way = 0; way < 4; way++) read_all(&s, &(aff_loader_options){.threads_only = way & 1, .buffered = way & 2});
+        for (int way = 0; way < 4; way++)
+            read_all(&s, &(aff_loader_options){.threads_only = way & 1, .buffered = way & 2});
         read_all(&s, &(aff_loader_options){.inject = 0.5, .inject_most = 2, .inject_seed = 7});
         close_source(&s);
     }
@@ -184,14 +187,19 @@ static void test_other_files(void **state)
     read_all(&s, &(aff_loader_options){.copies = copies, .n_copies = 1});
     const int fd = open(copy, O_WRONLY | O_CLOEXEC);
     assert_int_equal(pwrite(fd, "x", 1, 100), 1);
-    assert_int_equal(aff__loader_create(&no, s.store, NULL, &(aff_loader_options){.copies = copies, .n_copies = 1}, &err), AFF_E_FORMAT);
+    assert_int_equal(
+        aff__loader_create(&no, s.store, NULL, &(aff_loader_options){.copies = copies, .n_copies = 1}, &err),
+        AFF_E_FORMAT);
     assert_non_null(strstr(err.msg, "beginning"));
     assert_int_equal(ftruncate(fd, 4096), 0);
-    assert_int_equal(aff__loader_create(&no, s.store, NULL, &(aff_loader_options){.copies = copies, .n_copies = 1}, &err), AFF_E_FORMAT);
+    assert_int_equal(
+        aff__loader_create(&no, s.store, NULL, &(aff_loader_options){.copies = copies, .n_copies = 1}, &err),
+        AFF_E_FORMAT);
     assert_non_null(strstr(err.msg, copy));
     close(fd);
     copies[0] = "/nowhere";
-    assert_int_equal(aff__loader_create(&no, s.store, NULL, &(aff_loader_options){.copies = copies, .n_copies = 1}, &err), AFF_E_IO);
+    assert_int_equal(
+        aff__loader_create(&no, s.store, NULL, &(aff_loader_options){.copies = copies, .n_copies = 1}, &err), AFF_E_IO);
     /* Written to while it is in use: nothing is read from it any more. */
     const int same = open(s.path, O_WRONLY | O_CLOEXEC);
     assert_int_equal(pwrite(same, "AFFINITY", 8, 0), 8); /* even the same bytes */
@@ -261,7 +269,8 @@ static void *ask(void *arg)
         }
         aff__experts_copy(a->s->store, k / EXPERTS, k % EXPERTS, want);
         for (int p = 0; p < 9; p++)
-            if (memcmp(slot + y.plane[p / 3][p % 3], want + y.plane[p / 3][p % 3], (size_t)y.size[p / 3][p % 3]) != 0) abort();
+            if (memcmp(slot + y.plane[p / 3][p % 3], want + y.plane[p / 3][p % 3], (size_t)y.size[p / 3][p % 3]) != 0)
+                abort();
     }
     free(slot);
     free(want);
@@ -278,7 +287,8 @@ static void test_threads(void **state)
         pthread_t t[N];
         int failed = 0;
         open_source(&s, way ? AFF_Q2P875Q4 : AFF_Q2P875G, "threads");
-        must(aff__loader_create(&l, s.store, NULL, &(aff_loader_options){.threads_only = way, .inject = 0.3, .inject_seed = 5}, &err));
+        must(aff__loader_create(&l, s.store, NULL,
+                                &(aff_loader_options){.threads_only = way, .inject = 0.3, .inject_seed = 5}, &err));
         for (int i = 0; i < N; i++) {
             a[i] = (asker){.l = l, .s = &s, .seed = (uint64_t)i + 1};
             assert_int_equal(pthread_create(&t[i], NULL, ask, &a[i]), 0);
@@ -310,7 +320,8 @@ static int teardown(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_kind), cmocka_unit_test(test_errors), cmocka_unit_test(test_other_files),
-                                       cmocka_unit_test(test_taken_back), cmocka_unit_test(test_threads)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_kind), cmocka_unit_test(test_errors),
+                                       cmocka_unit_test(test_other_files), cmocka_unit_test(test_taken_back),
+                                       cmocka_unit_test(test_threads)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

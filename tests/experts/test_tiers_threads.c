@@ -1,6 +1,6 @@
-/* The tiers against a model of their table: random uses make random moves over a pretended card, whose kernels read what the published table names while the
- * mover copies; threads of the host that use layers side by side; errors, stalls and famine. Run under ThreadSanitizer, a slot that is written while somebody
- * may read it shows. */
+/* The tiers against a model of their table: random uses make random moves over a pretended card, whose kernels read
+ * what the published table names while the mover copies; threads of the host that use layers side by side; errors,
+ * stalls and famine. Run under ThreadSanitizer, a slot that is written while somebody may read it shows. */
 #include "base/mem.h"
 #include "base/rng.h"
 #include "experts/tiers.h"
@@ -86,7 +86,8 @@ static aff_status copy(void *ctx, const aff_tier_copy *c, int n, aff_error *e)
     if (f->broken) return aff__fail(e, AFF_E_DEVICE, "the card is gone");
     for (int i = 0; i < n; i++) {
         uint8_t *slab = f->slab + (uint64_t)c[i].slab * f->y.pitch;
-        if (c[i].slab < 0 || c[i].slab >= f->slots) return aff__fail(e, AFF_E_INVALID, "slot %lld", (long long)c[i].slab);
+        if (c[i].slab < 0 || c[i].slab >= f->slots)
+            return aff__fail(e, AFF_E_INVALID, "slot %lld", (long long)c[i].slab);
         memcpy(c[i].up ? slab : c[i].host, c[i].up ? c[i].host : slab, (size_t)f->y.bytes);
     }
     f->copies += n;
@@ -112,8 +113,10 @@ static aff_card card_of(fake *f, int64_t slots, const aff_slot_layout *y)
 static void look(const fake *f, int i)
 {
     const aff_tier_place *p = &f->table[i];
-    if (p->tier == AFF_TIER_CARD && !is_expert(&f->y, f->slab + (uint64_t)p->slab * f->y.pitch, (uint64_t)i)) fail_msg("slab slot %lld is not expert %d", (long long)p->slab, i);
-    if (p->tier == AFF_TIER_HOST && !is_expert(&f->y, p->host, (uint64_t)i)) fail_msg("pool slot %lld is not expert %d", (long long)p->pool, i);
+    if (p->tier == AFF_TIER_CARD && !is_expert(&f->y, f->slab + (uint64_t)p->slab * f->y.pitch, (uint64_t)i))
+        fail_msg("slab slot %lld is not expert %d", (long long)p->slab, i);
+    if (p->tier == AFF_TIER_HOST && !is_expert(&f->y, p->host, (uint64_t)i))
+        fail_msg("pool slot %lld is not expert %d", (long long)p->pool, i);
 }
 
 /* The table as published: every slot is one expert's, and the tiers say the same. */
@@ -145,9 +148,15 @@ static void use(aff_tiers *t, uint64_t *seed, int layer)
         if (!known) id[n++] = e;
     }
     near[0] = (int32_t)(aff__splitmix64(seed) % EXPERTS);
-    must(aff__tiers_note(
-        t, &(aff_placement_use){.layer = layer, .phase = aff__splitmix64(seed) % 4 ? AFF_USE_DECODE : AFF_USE_PREFILL, .n = n, .id = id, .n_near = 1, .near = near, .score = &score},
-        &err));
+    must(aff__tiers_note(t,
+                         &(aff_placement_use){.layer = layer,
+                                              .phase = aff__splitmix64(seed) % 4 ? AFF_USE_DECODE : AFF_USE_PREFILL,
+                                              .n = n,
+                                              .id = id,
+                                              .n_near = 1,
+                                              .near = near,
+                                              .score = &score},
+                         &err));
 }
 
 static aff_tier_options options(int64_t pool, int64_t staging)
@@ -345,7 +354,8 @@ static void *work(void *arg)
     return NULL;
 }
 
-static void on_host(int64_t pool, int64_t staging, aff_placement_strategy strategy, const aff_loader_options *lo, bool fill, int rounds)
+static void on_host(int64_t pool, int64_t staging, aff_placement_strategy strategy, const aff_loader_options *lo,
+                    bool fill, int rounds)
 {
     enum { N = 3 };
     aff_experts *store = make_store();
@@ -425,7 +435,9 @@ static void test_errors(void **state)
         for (int e = 0; e < EXPERTS; e++) id[e] = e;
         aff__tiers_open(t, u, r % LAYERS, id, EXPERTS);
         while ((s = aff__tiers_next(t, u, which, at, &n, &err)) == AFF_OK && n) {
-            for (int k = 0; k < n; k++) assert_true(is_expert(&y, at[k].gate.codes - y.plane[0][0], (uint64_t)(r % LAYERS * EXPERTS + id[which[k]])));
+            for (int k = 0; k < n; k++)
+                assert_true(
+                    is_expert(&y, at[k].gate.codes - y.plane[0][0], (uint64_t)(r % LAYERS * EXPERTS + id[which[k]])));
             seen += n;
         }
         aff__tiers_close(t, u);
@@ -459,7 +471,8 @@ static void test_split(void **state)
             continue;
         }
         assert_int_equal(st, AFF_OK);
-        assert_true(s.staging >= 6 && s.staging <= AFF_MOST_STAGING && s.pool >= 0 && s.pool <= 256 && s.pool + s.staging <= slots);
+        assert_true(s.staging >= 6 && s.staging <= AFF_MOST_STAGING && s.pool >= 0 && s.pool <= 256 &&
+                    s.pool + s.staging <= slots);
         assert_true(s.pool == 256 || s.pool + s.staging == slots);
     }
     assert_int_equal(aff__tiers_split(100, 5, 256, 6, 4096, &s, &err), AFF_E_INVALID);
@@ -492,7 +505,9 @@ static void test_pool(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_split),  cmocka_unit_test(test_pool), cmocka_unit_test(test_moves), cmocka_unit_test(test_resize),
-                                       cmocka_unit_test(test_broken_card), cmocka_unit_test(test_host), cmocka_unit_test(test_errors)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_split),       cmocka_unit_test(test_pool),
+                                       cmocka_unit_test(test_moves),       cmocka_unit_test(test_resize),
+                                       cmocka_unit_test(test_broken_card), cmocka_unit_test(test_host),
+                                       cmocka_unit_test(test_errors)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
