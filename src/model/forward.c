@@ -225,6 +225,7 @@ aff_status aff__block(aff_runner *r, const aff_block *b, aff_experts *experts, i
     AFF_TRY(aff__attention(r, b, layer, reach, err));
     aff__trace(r, "attn_out", layer, r->f, T, H);
     B->hc_post(B, r->f, NULL, 0, r->post, r->comb, T, N, H, r->X);
+    aff__trace(r, "x_attn", layer, r->X, T, N * H);
 
     B->hc_pre(B, &b->hc_ffn, r->X, T, H, b->ffn_norm, c->rms_eps, r->u, r->x, r->post, r->comb);
     aff__trace(r, "ffn_in", layer, r->x, T, H);

@@ -62,6 +62,8 @@ typedef struct aff_route {
     int32_t *pick;
     float *weight;
 } aff_route;
+/* What a logit ranks an expert by, bias included; for softmax the logit itself, whose order is the same. */
+double aff__rank_value(aff_scoring scoring, double logit, double bias);
 typedef void (*aff_route_fn)(void *ctx, const aff_route *r);
 void aff__runner_on_route(aff_runner *r, aff_route_fn fn, void *ctx);
 /* On a device, for measuring; the text is not the model's. From now on layer l of the trunk takes the experts that table[l][token][picks] says for a
@@ -77,6 +79,11 @@ const aff_heat *aff__runner_heat(const aff_runner *r);
 
 /* Watches intermediate tensors (tests): called once per named tensor with rows x width float32 (or int32 for ids). */
 typedef void (*aff_trace_fn)(void *ctx, const char *what, int layer, int row0, const void *data, int rows, int width);
+
+/* From a trace's function, where "x_attn" (streams after a layer's attention) or "x" (at its end) is shown, on the CPU: what the router of layer l would say
+ * if the streams changed no more before it (spec runtime 21). Ranking values [rows][experts], valid until the next pass's step; NULL for a layer
+ * that chooses by token, or that is not there. */
+const float *aff__runner_foresee(aff_runner *r, int l);
 
 typedef struct aff_batch {
     int n;             /* rows, any number: passes of what the runner has room for are made inside */
