@@ -82,8 +82,6 @@ aff_status aff__setup_placement(const aff_setup *s, aff_placement_options *o, af
 {
     aff__placement_options_init(o);
     /* Over the border to the disk the same as over the card's, when somebody says a number. */
-    o->disk_hysteresis = s->placement.hysteresis;
-    o->disk_min_gain = s->placement.min_gain;
     return aff__placement_flags_apply(&s->placement, o, err);
 }
 
@@ -139,7 +137,9 @@ aff_status aff__setup_tiers(const aff_setup *s, const aff_memplan *p, aff_net *n
     AFF_TRY(aff__setup_profile(s, net, &profile, err)); /* a wrong one is an error even where it is not used */
     if (p->experts_mapped) {
         if (s->expert_copies && warn) warn(NULL, "--expert-copies: not used: the CPU reads no experts from the disk here");
-        free(profile);
+        const bool card = s->device && strcmp(s->device, "cpu") && strcmp(s->device, "auto");
+        if (s->expert_profile && !card && warn) warn(NULL, "--expert-profile: not used: all experts have room in memory");
+        aff__net_give_profile(net, profile); /* a card begins with it */
         return AFF_OK;
     }
     aff_tier_options o = {.slots = p->expert_slots, .staging = p->expert_staging, .loader = {.warn = warn}};

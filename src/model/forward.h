@@ -3,7 +3,6 @@
 #define AFF_MODEL_FORWARD_H
 #include "experts/store.h"
 #include "backend/device.h"
-#include "experts/heat.h"
 #include "model/net.h"
 #include "state/seq.h"
 
@@ -74,8 +73,6 @@ typedef struct aff_forced {
     int ahead;
 } aff_forced;
 aff_status aff__runner_force(aff_runner *r, const aff_forced *f, aff_error *err);
-/* How much each routed expert of the trunk was used lately; on the thread that runs the passes. */
-const aff_heat *aff__runner_heat(const aff_runner *r);
 
 /* Watches intermediate tensors (tests): called once per named tensor with rows x width float32 (or int32 for ids). */
 typedef void (*aff_trace_fn)(void *ctx, const char *what, int layer, int row0, const void *data, int rows, int width);

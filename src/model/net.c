@@ -633,6 +633,7 @@ void aff__net_close(aff_net *n)
     aff__experts_free(n->draft_experts);
     for (int i = 0; i < n->n_owned; i++) free(n->owned[i]);
     free(n->owned);
+    free(n->profile);
     aff__ckpt_close(n->ckpt);
     aff__container_close(n->main);
     aff__container_close(n->companion);
@@ -655,7 +656,12 @@ int aff__net_stages(const aff_net *n) { return n->stages; }
 aff_numerics aff__net_numerics(const aff_net *n) { return n->numerics; }
 aff_net_sizes aff__net_sizes(const aff_net *n) { return n->sizes; }
 
-const float *aff__net_profile(const aff_net *n) { return n->main ? aff__container_profile(n->main) : NULL; }
+const float *aff__net_profile(const aff_net *n) { return n->profile ? n->profile : n->main ? aff__container_profile(n->main) : NULL; }
+void aff__net_give_profile(aff_net *n, float *use)
+{
+    free(n->profile);
+    n->profile = use;
+}
 
 aff_tiers *aff__net_expert_tiers(const aff_net *n) { return n->tiers; }
 aff_experts *aff__net_experts(const aff_net *n, bool draft) { return draft ? n->draft_experts : n->experts; }

@@ -56,6 +56,8 @@ aff_status aff__net_use_tiers(aff_net *n, const struct aff_tier_options *o, aff_
 struct aff_tiers *aff__net_expert_tiers(const aff_net *n);
 /* Popularity of the trunk's experts [layers][experts] as a container has it, NULL without. */
 const float *aff__net_profile(const aff_net *n);
+/* Takes `use` [layers][experts] (malloc'ed; may go on with the draft's) over, instead of the container's; NULL: the container's again. */
+void aff__net_give_profile(aff_net *n, float *use);
 /* A hash that tells networks apart: configuration, layers and draft in force, and samples from the ends of every dense tensor and
  * of three experts a layer (not the whole file: hashing 100 GB at every start would cost minutes). */
 void aff__net_identity(const aff_net *n, uint64_t id[2]);

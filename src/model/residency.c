@@ -58,7 +58,7 @@ static aff_status make_profile(const aff_net *n, const aff_card_options *o, int 
     const int64_t trunk = (int64_t)n->layers * n->cfg.experts, all = trunk + (int64_t)stages * n->cfg.experts;
     const float *from = o->tiers ? o->tiers->profile : NULL;
     float *v, most = 0;
-    if (!from && n->main) from = aff__container_profile(n->main);
+    if (!from) from = aff__net_profile(n);
     AFF_TRY(aff__calloc(&v, (uint64_t)all, sizeof *v, "profile of the experts", err));
     for (int64_t i = 0; i < trunk; i++) {
         v[i] = from ? from[i] : 0;
