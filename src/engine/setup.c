@@ -81,7 +81,6 @@ aff_status aff__setup_plan(const aff_setup *s, const aff_net *outline, const aff
 aff_status aff__setup_placement(const aff_setup *s, aff_placement_options *o, aff_error *err)
 {
     aff__placement_options_init(o);
-    /* Over the border to the disk the same as over the card's, when somebody says a number. */
     return aff__placement_flags_apply(&s->placement, o, err);
 }
 
