@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "engine/bench_tiers.h"
+#include "engine/foresight.h"
 #include "engine/setup.h"
 #include "engine/text.h"
 #include "model/synthetic.h"
@@ -19,6 +20,7 @@ typedef struct flags {
         *trace, *hits, *recall;
     int64_t layers, experts, seed, threads, chunk, from, most, decode;
     double skew, locality, rate, link_rate, disk;
+    bool foresight;
     aff_setup setup;
 } flags;
 
@@ -96,6 +98,8 @@ static int parse(flags *f, int argc, char **argv)
          "With --hit-rate and a card: predictions that are right with probability R, for fetching ahead; one line for each R, and one without."},
         {"link-rate", 0, AFF_OPT_NUM, &f->link_rate, "GBS", "With --hit-rate and a card: GB/s of its link, for the bounds.", NULL, 0.1, 1e6},
         {"route-trace", 0, AFF_OPT_STR, &f->trace, "FILE", "Write which experts every layer of every pass used."},
+        {"foresight", 0, AFF_OPT_FLAG, &f->foresight, NULL,
+         "Instead: how many of a layer's picks its router foretells from the streams of the layer before, over --ctx-max tokens of the text."},
         AFF_SETUP_DEVICE(&f->setup),
         AFF_SETUP_MEMORY(&f->setup),
         AFF_SETUP_EXPERTS(&f->setup),
@@ -361,10 +365,9 @@ static aff_status by_tiers(app *a, aff_error *err)
                                 err);
 }
 
-static aff_status measure(app *a, const aff_memplan *p, aff_error *err)
+static aff_status prepare(app *a, const aff_memplan *p, aff_error *err)
 {
     const flags *f = &a->f;
-    AFF_TRY(fill_ids(a, err));
     AFF_TRY(make_routes(a, err));
     a->rate = f->rate;
     if (!f->rate)
@@ -372,7 +375,27 @@ static aff_status measure(app *a, const aff_memplan *p, aff_error *err)
                                        p->available / 8 > UINT64_C(1) << 29 ? UINT64_C(1) << 29 : p->available / 8,
                                        &a->rate, err));
     a->o.cache = (aff_engine_cache){a, restore, publish};
-    AFF_TRY(aff__engine_create(&a->engine, a->net, &a->o, err));
+    return aff__engine_create(&a->engine, a->net, &a->o, err);
+}
+
+static aff_status frontiers(app *a, aff_error *err)
+{
+    const flags *f = &a->f;
+    fprintf(a->csv, "# %s; %s; %d threads; memory %.2f GB/s%s\n", aff__net_path(a->net),
+            aff__cpu_level_name(aff__cpu_level()), aff__pool_size((int)f->threads), a->rate,
+            f->rate ? " (given)" : " (measured)");
+    if (a->hits.n) return by_tiers(a, err);
+    print_head(a->csv);
+    for (int64_t n = f->from; n <= f->most; n = n < f->most && 2 * n > f->most ? f->most : 2 * n)
+        AFF_TRY(frontier(a, n, err));
+    return AFF_OK;
+}
+
+static aff_status measure(app *a, const aff_memplan *p, aff_error *err)
+{
+    const flags *f = &a->f;
+    AFF_TRY(fill_ids(a, err));
+    if (!f->foresight) AFF_TRY(prepare(a, p, err));
     a->csv = stdout;
     aff_outfile out;
     if (f->out) {
@@ -380,19 +403,9 @@ static aff_status measure(app *a, const aff_memplan *p, aff_error *err)
         a->csv = fdopen(dup(out.fd), "w");
     }
     aff_status s = a->csv ? AFF_OK : aff__fail_errno(err, "%s: cannot open", f->out);
-    if (s == AFF_OK) {
-        fprintf(a->csv, "# %s; %s; %d threads; memory %.2f GB/s%s\n", aff__net_path(a->net),
-                aff__cpu_level_name(aff__cpu_level()), aff__pool_size((int)f->threads), a->rate,
-                f->rate ? " (given)" : " (measured)");
-        if (a->hits.n)
-            s = by_tiers(a, err);
-        else
-            print_head(a->csv);
-        for (int64_t n = f->from; s == AFF_OK && !a->hits.n && n <= f->most; n = n < f->most && 2 * n > f->most ? f->most : 2 * n)
-            s = frontier(a, n, err);
-    }
-    aff_snapshot view;
-    aff__engine_snapshot(a->engine, &view, NULL);
+    if (s == AFF_OK) s = f->foresight ? aff__foresight(a->net, (int)f->threads, a->ids, f->most, a->csv, err) : frontiers(a, err);
+    aff_snapshot view = {0};
+    if (a->engine) aff__engine_snapshot(a->engine, &view, NULL);
     if (s == AFF_OK && view.tiered) {
         char line[640];
         aff__tier_counters_line(&view.tiers, line, sizeof line);

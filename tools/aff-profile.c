@@ -18,7 +18,7 @@ static struct {
     const char *fit, *generate, *slab, *pool, *profile, *out, *by;
     bool maps, recall, simulate, sweep, inclusive, exclusive;
     int64_t passes, hold_out, land, copies, expert_bytes, near;
-    int64_t layers, experts, picks, tokens, prompt, seed;
+    int64_t layers, experts, picks, tokens, rows, prompt, seed;
     double halflife, prefill_weight, skew, locality;
     aff_placement_flags placement;
     double credit, prefill_credit, prefill_plane, prefill_decay, near_credit;
@@ -32,6 +32,7 @@ static struct {
        .experts = 256,
        .picks = 6,
        .tokens = 1000,
+       .rows = 1,
        .prefill_weight = 1,
        .skew = 0.8,
        .locality = 0.5,
@@ -90,7 +91,9 @@ static const aff_option options[] = {
     {"experts", 0, AFF_OPT_INT, &f.experts, "N", "Its experts a layer [256].", NULL, 1, 65536},
     {"picks", 0, AFF_OPT_INT, &f.picks, "N", "Its picks a row [6].", NULL, 1, 64},
     {"prompt", 0, AFF_OPT_INT, &f.prompt, "N", "Rows of a prompt at its beginning, one pass [0].", NULL, 0, 65536},
-    {"tokens", 0, AFF_OPT_INT, &f.tokens, "N", "Tokens after it, one a pass [1000].", NULL, 0, 1e9},
+    {"tokens", 0, AFF_OPT_INT, &f.tokens, "N", "Tokens after it [1000].", NULL, 0, 1e9},
+    {"rows", 0, AFF_OPT_INT, &f.rows, "N",
+     "Rows of a pass of them, as with speculation whose drafts are all right [1].", NULL, 1, 16},
     {"skew", 0, AFF_OPT_NUM, &f.skew, "S", "The expert of rank r is chosen in proportion to 1/(r+1)^S [0.8].", NULL, 0,
      10},
     {"locality", 0, AFF_OPT_NUM, &f.locality, "L", "Share of a token's experts kept from the one before [0.5].", NULL,
@@ -551,13 +554,13 @@ static aff_status generate(app *a, aff_error *err)
     begin(a, "making up", "tokens");
     const aff_routegen_options o = {(int)f.layers, (int)f.experts, (int)f.picks, f.skew, f.locality, (uint64_t)f.seed};
     AFF_TRY(aff__routegen_create(&g, &o, err));
-    aff_status s =
-        aff__calloc(&picks, (uint64_t)(f.prompt > 1 ? f.prompt : 1) * (uint64_t)f.picks, sizeof *picks, "routes", err);
+    aff_status s = aff__calloc(&picks, (uint64_t)(f.prompt > f.rows ? f.prompt : f.rows) * (uint64_t)f.picks,
+                               sizeof *picks, "routes", err);
     if (s == AFF_OK) s = aff__route_create(&t, f.generate, o.layers, o.experts, o.picks, err);
     if (s == AFF_OK && f.prompt) s = pass(t, g, 0, (int)f.prompt, picks);
-    for (int64_t i = 0; s == AFF_OK && i < f.tokens; i++) {
-        s = pass(t, g, f.prompt + i, 1, picks);
-        aff__progress_update(&a->progress, (uint64_t)i + 1, (uint64_t)f.tokens);
+    for (int64_t i = 0; s == AFF_OK && i < f.tokens; i += f.rows) {
+        s = pass(t, g, f.prompt + i, (int)(f.rows < f.tokens - i ? f.rows : f.tokens - i), picks);
+        aff__progress_update(&a->progress, (uint64_t)i, (uint64_t)f.tokens);
     }
     aff__progress_clear(&a->progress);
     aff__routegen_free(g);

@@ -131,10 +131,12 @@ static aff_status make_parts(aff_engine *e, aff_error *err)
     AFF_TRY(aff__runner_chunk(e->runner, pass_rows(&e->o), err));
     if (e->o.device.choice == AFF_DEVICE_RT) AFF_TRY(place_experts(e, err)); /* the slab takes what the sequences leave */
     if (e->o.route) aff__runner_on_route(e->runner, e->o.route, e->o.route_ctx);
-    const aff_heat *h = aff__runner_heat(e->runner);
-    e->view = (aff_snapshot){
-        .context = e->context, .slots = e->o.slots, .layers = h->layers, .experts = h->experts, .picks = e->cfg->picks};
-    AFF_TRY(aff__calloc(&e->heat, (uint64_t)h->layers * (uint64_t)h->experts, sizeof *e->heat, "heat of the experts", err));
+    const bool known = aff__runner_tiers(e->runner) != NULL; /* what displays show of the experts */
+    e->view = (aff_snapshot){.context = e->context,
+                             .slots = e->o.slots,
+                             .layers = known ? aff__net_layers(e->net) : 0,
+                             .experts = known ? e->cfg->experts : 0,
+                             .picks = e->cfg->picks};
     aff__snapshot_look(e);
     aff__snapshot_publish(e);
     return AFF_OK;
@@ -237,7 +239,6 @@ void aff__engine_free(aff_engine *e)
     free(e->mtp);
     free(e->block_ids);
     free(e->block_conf);
-    free(e->heat);
     free(e);
 }
 

@@ -189,7 +189,7 @@ typedef struct aff_snapshot {
     aff_device_view device;
     aff_slot_view slot[AFF_MAX_SLOTS];
 } aff_snapshot;
-/* heat [layers][experts] (experts/heat.h), NULL allowed. */
+/* heat [layers][experts] (experts/placement.h), NULL allowed. */
 void aff__engine_snapshot(aff_engine *e, aff_snapshot *out, float *heat);
 /* Where the routed experts of the trunk are, aff_tier [layers][experts]; not with every frame: on the host it asks the system. */
 void aff__engine_tiers(aff_engine *e, uint8_t *tier);

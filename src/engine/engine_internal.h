@@ -103,7 +103,6 @@ struct aff_engine {
     uint64_t last_id;
     bool stopped;
     aff_snapshot view;
-    float *heat; /* [layers][experts], as of `view` */
 };
 
 /* snapshot.c. Asks the device how it is (without the lock: a driver takes its time); then copies what displays see, under the lock. */

@@ -60,22 +60,13 @@ aff_status aff__route_trace_open(aff_route_trace **out, const char *path, const 
     return AFF_OK;
 }
 
-/* What an expert is ranked by, but for softmax, where the logits' order is the same. */
-static double rank_value(const aff_route *r, double x, int e)
-{
-    const double score = r->scoring == AFF_SQRTSOFTPLUS ? sqrt(x > 30 ? x : log1p(exp(x)))
-                         : r->scoring == AFF_SIGMOID    ? 1 / (1 + exp(-x))
-                                                        : x;
-    return score + (r->bias ? (double)r->bias[e] : 0);
-}
-
 static void scores(aff_route_trace *t, const aff_route *r)
 {
     const int E = t->experts;
     double lo = INFINITY, hi = -INFINITY;
     memset(t->sum, 0, (size_t)E * sizeof *t->sum);
     for (int i = 0; i < r->rows; i++)
-        for (int e = 0; e < E; e++) t->sum[e] += rank_value(r, (double)r->logits[(int64_t)i * E + e], e);
+        for (int e = 0; e < E; e++) t->sum[e] += aff__rank_value(r->scoring, (double)r->logits[(int64_t)i * E + e], r->bias ? (double)r->bias[e] : 0);
     for (int e = 0; e < E; e++) {
         lo = fmin(lo, t->sum[e]);
         hi = fmax(hi, t->sum[e]);

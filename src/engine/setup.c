@@ -81,9 +81,6 @@ aff_status aff__setup_plan(const aff_setup *s, const aff_net *outline, const aff
 aff_status aff__setup_placement(const aff_setup *s, aff_placement_options *o, aff_error *err)
 {
     aff__placement_options_init(o);
-    /* Over the border to the disk the same as over the card's, when somebody says a number. */
-    o->disk_hysteresis = s->placement.hysteresis;
-    o->disk_min_gain = s->placement.min_gain;
     return aff__placement_flags_apply(&s->placement, o, err);
 }
 
@@ -145,6 +142,7 @@ aff_status aff__setup_tiers(const aff_setup *s, const aff_memplan *p, aff_net *n
     AFF_TRY(profile_of(s, net, &profile, err)); /* a wrong one is an error even where it is not used */
     if (p->experts_mapped) {
         if (s->expert_copies && !s->device && warn) warn(NULL, "--expert-copies: not used: all experts have room in memory");
+        if (s->expert_profile && !s->device && warn) warn(NULL, "--expert-profile: not used: all experts have room in memory");
         free(profile);
         return AFF_OK;
     }

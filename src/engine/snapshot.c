@@ -14,7 +14,6 @@ void aff__snapshot_look(aff_engine *e)
 void aff__snapshot_publish(aff_engine *e)
 {
     aff_snapshot *s = &e->view;
-    const aff_heat *h = aff__runner_heat(e->runner);
     s->passes = e->passes;
     s->draft = e->stats;
     aff_tiers *t = aff__runner_tiers(e->runner);
@@ -35,10 +34,9 @@ void aff__snapshot_publish(aff_engine *e)
     }
     s->on_device = e->on_device;
     if (s->on_device) s->device = e->device;
-    if (e->heat && h->v) memcpy(e->heat, h->v, (size_t)h->layers * (size_t)h->experts * sizeof *e->heat);
 }
 
-/* The trunk's part of a device's tiers, either NULL. */
+/* The trunk's part of the tiers, either NULL. */
 static void look_at_tiers(const aff_engine *e, float *heat, uint8_t *tier)
 {
     aff_tiers *t = aff__runner_tiers(e->runner);
@@ -61,9 +59,8 @@ void aff__engine_snapshot(aff_engine *e, aff_snapshot *out, float *heat)
     out->waiting = e->waiting;
     out->running = 0;
     for (int i = 0; i < e->o.slots; i++) out->running += e->slot[i].job != NULL;
-    if (heat && e->heat) memcpy(heat, e->heat, (size_t)out->layers * (size_t)out->experts * sizeof *heat);
     pthread_mutex_unlock(&e->lock);
-    if (heat && out->on_device) look_at_tiers(e, heat, NULL);
+    if (heat && out->layers) look_at_tiers(e, heat, NULL);
     out->at_ns = aff__now_ns();
 }
 

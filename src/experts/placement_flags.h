@@ -75,6 +75,6 @@ typedef struct aff_placement_flags {
             "Slots of a card kept free for moves [32; an eighth of them where there are few].", NULL, 1, 4096          \
     }
 
-/* Strategy and numbers into o, which may hold other settings; checked. */
+/* Strategy and numbers into o, which may hold other settings; checked. Hysteresis and gain hold for both borders. */
 aff_status aff__placement_flags_apply(const aff_placement_flags *f, aff_placement_options *o, aff_error *err);
 #endif

@@ -82,7 +82,7 @@ aff_status aff__placement_flags_apply(const aff_placement_flags *f, aff_placemen
     if (f->lead >= 0) o->lead = f->lead > 127 ? 128 : (int)f->lead;
     if (f->shadow >= 0) o->shadow = f->shadow > 4096 ? 4097 : (int)f->shadow;
     if (!(f->decay < 0)) o->decay = f->decay;
-    if (!(f->hysteresis < 0)) o->hysteresis = f->hysteresis;
-    if (!(f->min_gain < 0)) o->min_gain = f->min_gain;
+    if (!(f->hysteresis < 0)) o->hysteresis = o->disk_hysteresis = f->hysteresis;
+    if (!(f->min_gain < 0)) o->min_gain = o->disk_min_gain = f->min_gain;
     return aff__placement_options_check(o, err);
 }

@@ -206,7 +206,6 @@ aff_status aff__moe(aff_runner *r, const aff_block *b, aff_experts *experts, int
     AFF_TRY(show_route(r, b, experts, store_layer, err));
     aff__trace(r, "router_ids", layer, r->picks, T, K);
     aff__trace(r, "router_weights", layer, r->weights, T, K);
-    if (B->mem->host && experts == r->net->experts) aff__heat_note(&r->heat, layer, r->picks, T * K);
     AFF_TRY(routed(r, experts, store_layer, layer, err));
     B->swiglu(B, r->sa, r->sb, c->swiglu_limit, T, c->inter);
     aff__matmul(B, &b->sh_down, r->sa, T, r->f);
@@ -225,6 +224,7 @@ aff_status aff__block(aff_runner *r, const aff_block *b, aff_experts *experts, i
     AFF_TRY(aff__attention(r, b, layer, reach, err));
     aff__trace(r, "attn_out", layer, r->f, T, H);
     B->hc_post(B, r->f, NULL, 0, r->post, r->comb, T, N, H, r->X);
+    aff__trace(r, "x_attn", layer, r->X, T, N * H);
 
     B->hc_pre(B, &b->hc_ffn, r->X, T, H, b->ffn_norm, c->rms_eps, r->u, r->x, r->post, r->comb);
     aff__trace(r, "ffn_in", layer, r->x, T, H);
@@ -610,8 +610,7 @@ aff_status aff__runner_open_bare(aff_runner **out, const aff_net *net, aff_backe
     r->source = r->net = net;
     r->b = b;
     r->chunk = AFF_MAX_CHUNK;
-    s = aff__heat_create(&r->heat, net->layers, net->cfg.experts, err);
-    if (s == AFF_OK && b->place) s = aff__place(r, err);
+    if (b->place) s = aff__place(r, err);
     if (s == AFF_OK) s = make_planes(r, err);
     if (s != AFF_OK) {
         aff__runner_free(r);
@@ -668,17 +667,11 @@ bool aff__runner_device(aff_runner *r, aff_device_view *out)
 
 const aff_memory *aff__runner_memory(const aff_runner *r) { return r->b->mem; }
 
-const aff_heat *aff__runner_heat(const aff_runner *r)
-{
-    return &r->heat;
-}
-
 void aff__runner_free(aff_runner *r)
 {
     if (!r) return;
     aff__residency_free(r);
     free_planes(r);
-    aff__heat_free(&r->heat);
     if (r->forced) r->b->mem->free(r->b->mem, r->forced);
     if (r->guess) r->b->mem->free(r->b->mem, r->guess);
     r->b->free(r->b);

@@ -3,7 +3,6 @@
 #define AFF_MODEL_FORWARD_H
 #include "experts/store.h"
 #include "backend/device.h"
-#include "experts/heat.h"
 #include "model/net.h"
 #include "state/seq.h"
 
@@ -62,6 +61,8 @@ typedef struct aff_route {
     int32_t *pick;
     float *weight;
 } aff_route;
+/* What a logit ranks an expert by, bias included; for softmax the logit itself, whose order is the same. */
+double aff__rank_value(aff_scoring scoring, double logit, double bias);
 typedef void (*aff_route_fn)(void *ctx, const aff_route *r);
 void aff__runner_on_route(aff_runner *r, aff_route_fn fn, void *ctx);
 /* On a device, for measuring; the text is not the model's. From now on layer l of the trunk takes the experts that table[l][token][picks] says for a
@@ -72,11 +73,14 @@ typedef struct aff_forced {
     int ahead;
 } aff_forced;
 aff_status aff__runner_force(aff_runner *r, const aff_forced *f, aff_error *err);
-/* How much each routed expert of the trunk was used lately; on the thread that runs the passes. */
-const aff_heat *aff__runner_heat(const aff_runner *r);
 
 /* Watches intermediate tensors (tests): called once per named tensor with rows x width float32 (or int32 for ids). */
 typedef void (*aff_trace_fn)(void *ctx, const char *what, int layer, int row0, const void *data, int rows, int width);
+
+/* From a trace's function, where "x_attn" (streams after a layer's attention) or "x" (at its end) is shown, on the CPU: what the router of layer l would say
+ * if the streams changed no more before it (spec runtime 21). Ranking values [rows][experts], valid until the next pass's step; NULL for a layer
+ * that chooses by token, or that is not there. */
+const float *aff__runner_foresee(aff_runner *r, int l);
 
 typedef struct aff_batch {
     int n;             /* rows, any number: passes of what the runner has room for are made inside */

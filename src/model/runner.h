@@ -1,7 +1,6 @@
 /* runner.h - the working memory of a pass and the pieces of the forward pass that more than one file uses. */
 #ifndef AFF_MODEL_RUNNER_H
 #define AFF_MODEL_RUNNER_H
-#include "experts/heat.h"
 #include "experts/plan.h"
 #include "model/forward.h"
 #include "model/net_internal.h"
@@ -23,7 +22,6 @@ struct aff_runner {
     aff_backend *b;
     int chunk; /* most rows of a pass */
     aff_plan *plan;
-    aff_heat heat;                    /* of the trunk's experts */
     float *X;                         /* [Q][N][H] streams */
     float *u, *x, *f;                 /* [Q][H] collapsed, normalised, sublayer output; x and f with MTP-1: [Q][N][H] */
     float *post, *comb;               /* [Q][N] [Q][N][N] */

@@ -115,11 +115,6 @@ bool aff__runner_device(aff_runner *r, aff_device_view *out)
 {
     return false;
 }
-const aff_heat *aff__runner_heat(const aff_runner *r)
-{
-    static const aff_heat none;
-    return &none;
-}
 uint64_t aff__seq_committed(const aff_seq *s)
 {
     return 0;

@@ -45,6 +45,22 @@ runs --recall --hold-out 1 -o "$tmp/csv" "$tmp/t" "$tmp/u"
 same "recall of three layers and all" $((1 + 4 * 5 * 4)) "$(wc -l <"$tmp/csv")"
 grep -q '^all,map,16,' "$tmp/csv" || fail "recall of the map"
 
+# Traces of a model, a profile of it in use: which changes no text.
+"$bin/affinity" -m "$src/models/tiny-v4" -p "The capital of France is" -n 12 --dspark off --route-trace "$tmp/r" >"$tmp/plain" 2>"$tmp/err" || fail "affinity: $(tail -n 1 "$tmp/err")"
+runs --fit "$tmp/q" "$tmp/r"
+same "the model's profile" $((16 + 4 * 6 * 16)) "$(stat -c %s "$tmp/q")"
+for strategy in heat static; do
+    "$bin/affinity" -m "$src/models/tiny-v4" -p "The capital of France is" -n 12 --dspark off --host-pool-mib 3 --placement-strategy $strategy --expert-profile "$tmp/q" >"$tmp/out" 2>"$tmp/err" ||
+        fail "affinity with a profile: $(tail -n 1 "$tmp/err")"
+    same_file "text with a profile, $strategy" "$tmp/plain" "$tmp/out"
+done
+"$bin/affinity" -m "$src/models/tiny-v4" -p x -n 1 --expert-profile "$tmp/q" >"$tmp/out" 2>"$tmp/err" || fail "affinity with all experts mapped"
+grep -q -- "--expert-profile: not used" "$tmp/err" || fail "a profile that is of no use is said: $(cat "$tmp/err")"
+"$bin/affinity" -m "$src/models/tiny-v4" -p x -n 1 --expert-profile "$tmp/p" >"$tmp/out" 2>"$tmp/err" && fail "another model's profile was taken"
+grep -q "expert profile of another model: expected 6 layers of 16 experts, got 4 of 32" "$tmp/err" || fail "another model's profile: $(cat "$tmp/err")"
+"$bin/aff-bench" -m "$src/models/tiny-v4" --foresight --ctx-min 40 --ctx-max 40 >"$tmp/out" 2>"$tmp/err" || fail "foresight: $(tail -n 1 "$tmp/err")"
+same "foresight: three moments, four layers and all, four sizes" $((1 + 3 * 5 * 4)) "$(wc -l <"$tmp/out")"
+
 "$affinity" --help >"$tmp/out"
 for flag in $(grep -o '{"[a-z-]*", *\(0\|.o.\),' "$src/tools/aff-profile.c" | sed 's/{"\([a-z-]*\)".*/\1/'); do
     grep -q -- "--$flag" "$tmp/out" || fail "--help lacks --$flag"
