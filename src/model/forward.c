@@ -202,12 +202,12 @@ aff_status aff__moe(aff_runner *r, const aff_block *b, aff_experts *experts, int
     const aff_product of_x[] = {{&b->gate, r->x, r->route}, {&b->sh_gate, r->x, r->sa}, {&b->sh_up, r->x, r->sb}, {gate, r->x, r->route2}};
     B->products(B, of_x, gate ? 4 : 3, T);
     if (ahead) B->predict(B, &later, r->route2, r->dids, store_layer + ahead, ahead);
+    B->swiglu(B, r->sa, r->sb, c->swiglu_limit, T, c->inter);
     B->route(B, &b->router, r->route, r->dids, T, r->picks, r->weights);
     AFF_TRY(show_route(r, b, experts, store_layer, err));
     aff__trace(r, "router_ids", layer, r->picks, T, K);
     aff__trace(r, "router_weights", layer, r->weights, T, K);
     AFF_TRY(routed(r, experts, store_layer, layer, err));
-    B->swiglu(B, r->sa, r->sb, c->swiglu_limit, T, c->inter);
     aff__matmul(B, &b->sh_down, r->sa, T, r->f);
     return AFF_OK;
 }

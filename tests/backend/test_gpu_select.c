@@ -43,7 +43,7 @@ static void select_rows(int heads, int dim, int ratio, int topk, int T, int64_t 
         const aff_k_scores s = {.rows = rows, .iq = qb, .w = w, .score = score, .ld = ld, .fmt = f, .heads = heads, .dim = dim, .ratio = ratio, .topk = topk, .bundle = bundle, .scale = scale};
         const aff_k_topk k = {.rows = rows, .score = score, .sel = sel, .ld = ld, .ratio = ratio, .topk = topk};
         launch("scores", up(T, bundle) * blocks, 256, aff__k_scores_smem(layout_amd), &s);
-        launch("topk", (unsigned)T, 1024, 8456, &k);
+        launch("topk", (unsigned)T, 1024, AFF_K_TOPK_SMEM, &k);
         for (int t = 0; t < T; t++) {
             const int m = (int)((pos[t] + 1) / ratio);
             for (int h = 0; h < heads; h++) cw[h] = w[t * heads + h] * scale;
@@ -91,7 +91,7 @@ static void test_topk(void **state)
             const int64_t pos = n - 1;
             const int first = 0;
             const aff_k_topk a = {.rows = {&pos, &first, NULL, 1, 0}, .score = score, .sel = sel, .ld = n, .ratio = 1, .topk = k};
-            launch("topk", 1, 1024, 8456, &a);
+            launch("topk", 1, 1024, AFF_K_TOPK_SMEM, &a);
             same_bytes("top k", sel, want, 4 * (int64_t)k);
             free(sel);
         }

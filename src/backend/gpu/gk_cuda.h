@@ -78,10 +78,23 @@ GK_DEV uint32_t gk_bf16x2_up120(uint32_t v)
     asm("fma.rn.bf16x2 %0,%1,%2,%3;" : "=r"(r) : "r"(v), "r"(0x7b807b80u), "r"(0x80008000u));
     return r;
 }
+/* Two bf16 values times 2^(e-127), NaN for e = 255. */
+GK_DEV uint32_t gk_bf16x2_scale(uint32_t v, uint32_t e)
+{
+    const uint32_t s = e == 255 ? 0x7fc0u : e ? e << 7 : 0x40u;
+    uint32_t r;
+    asm("fma.rn.bf16x2 %0,%1,%2,%3;" : "=r"(r) : "r"(v), "r"(s | s << 16), "r"(0x80008000u));
+    return r;
+}
 /* v rotated right by n < 32. */
 GK_DEV uint32_t gk_rotr(uint32_t v, unsigned n)
 {
     return __funnelshift_r(v, v, n);
+}
+/* The low word of hi:lo shifted right by n < 32. */
+GK_DEV uint32_t gk_shr64(uint32_t hi, uint32_t lo, unsigned n)
+{
+    return __funnelshift_r(lo, hi, n);
 }
 GK_DEV int gk_clz(uint32_t x)
 {
@@ -157,6 +170,16 @@ GK_DEV gk_u4 gk_ld128(const void *p)
 GK_DEV void gk_prefetch_l2(const void *p)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
+/* Asks for n bytes, a multiple of 16 from such an address, to be brought to the L2 cache. */
+GK_DEV void gk_prefetch(const void *p, uint32_t n)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0],%1;" ::"l"(p), "r"(n) : "memory");
+#else
+    for (uint32_t i = 0; i < n; i += 128) gk_prefetch_l2((const char *)p + i);
+#endif
 }
 
 /* 16 bytes from device memory to shared memory behind the thread's back; groups complete in order, gk_cp_wait(n) leaves

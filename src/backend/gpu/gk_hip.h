@@ -85,10 +85,19 @@ GK_DEV uint32_t gk_bf16x2_up120(uint32_t v)
 {
     return gk_fbits(gk_bitsf(v << 16) * 0x1p120f) >> 16 | (gk_fbits(gk_bitsf(v & 0xffff0000u) * 0x1p120f) & 0xffff0000u);
 }
+GK_DEV uint32_t gk_bf16x2_scale(uint32_t v, uint32_t e)
+{
+    const float s = gk_bitsf(e == 255 ? 0x7fc00000u : e ? e << 23 : 0x00400000u);
+    return gk_fbits(gk_bitsf(v << 16) * s) >> 16 | (gk_fbits(gk_bitsf(v & 0xffff0000u) * s) & 0xffff0000u);
+}
 /* v rotated right by n < 32. */
 GK_DEV uint32_t gk_rotr(uint32_t v, unsigned n)
 {
     return __builtin_amdgcn_alignbit(v, v, n);
+}
+GK_DEV uint32_t gk_shr64(uint32_t hi, uint32_t lo, unsigned n)
+{
+    return __builtin_amdgcn_alignbit(hi, lo, n);
 }
 GK_DEV int gk_clz(uint32_t x)
 {
@@ -170,6 +179,10 @@ GK_DEV void gk_prefetch_l2(const void *p)
 GK_DEV void gk_cp16(void *smem, const void *p)
 {
     *(gk_u4 *)smem = *(const gk_u4 *)p;
+}
+GK_DEV void gk_prefetch(const void *p, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i += 128) gk_prefetch_l2((const char *)p + i);
 }
 GK_DEV void gk_cp_commit(void) {}
 #define gk_cp_wait(n) ((void)(n))

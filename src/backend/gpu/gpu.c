@@ -15,12 +15,50 @@ void aff__gpu_note(aff_gpu *g, aff_status s, const aff_error *err)
     g->err = *err;
 }
 
-void aff__gpu_launch(aff_gpu *g, aff_kernel k, int64_t grid, unsigned block, uint64_t smem, const void *args)
+static void launch(aff_gpu *g, aff_kernel k, int64_t grid, unsigned block, uint64_t smem, const void *args)
 {
     aff_error err;
     if (g->status != AFF_OK) return;
     aff__gpu_note(g, aff__rt_launch(g->rt, g->s, k, (unsigned)grid, block, (unsigned)smem,
                                      aff__rt_info(g->rt)->programmatic ? AFF_LAUNCH_PROGRAMMATIC : 0, args, &err), &err);
+}
+
+void aff__gpu_launch(aff_gpu *g, aff_kernel k, int64_t grid, unsigned block, uint64_t smem, const void *args)
+{
+    aff__gpu_flush(g);
+    launch(g, k, grid, block, smem, args);
+}
+
+void aff__gpu_flush(aff_gpu *g)
+{
+    aff_k_small *s = &g->small;
+    if (g->choice.picks) { /* nobody plans yet */
+        const aff_k_route a = g->choice;
+        g->choice.picks = NULL;
+        aff__gpu_small(g, AFF_K_JOB_ROUTE, g->choice_rows, 8 * (uint64_t)a.experts, a.logits, a.weights, (int64_t)g->choice_rows * a.picks_n)->route = a;
+    }
+    if (s->count) launch(g, AFF_K_small, s->end[s->count - 1], 256, g->small_smem, s);
+    s->count = 0;
+    g->small_smem = 0;
+    const aff_k_hc_post *p = &g->post;
+    if (p->X) launch(g, AFF_K_hc_post, ((int64_t)p->T * p->H + 255) / 256, 256, 0, p);
+    g->post.X = NULL;
+}
+
+aff_k_job *aff__gpu_small(aff_gpu *g, int kind, int64_t blocks, uint64_t smem, const float *in, const float *out, int64_t n)
+{
+    aff_k_small *s = &g->small;
+    bool after = s->count == AFF_K_JOBS || g->post.X;
+    for (int i = 0; i < s->count; i++) after |= (in >= g->small_io[i].out && in < g->small_io[i].out + g->small_io[i].n) || (g->small_io[i].in >= out && g->small_io[i].in < out + n);
+    if (after) aff__gpu_flush(g);
+    const int i = s->count++;
+    s->kind[i] = kind;
+    s->end[i] = (i ? s->end[i - 1] : 0) + (int32_t)blocks;
+    if (smem > g->small_smem) g->small_smem = smem;
+    g->small_io[i].in = in;
+    g->small_io[i].out = out;
+    g->small_io[i].n = n;
+    return &s->job[i];
 }
 
 static void drop_records(aff_gpu *g)
@@ -45,6 +83,7 @@ void *aff__gpu_scratch(aff_gpu *g, aff_gpu_scratch which, uint64_t bytes)
             aff__gpu_note(g, aff__fail(&err, AFF_E_NOMEM, "working memory of the pass: %llu bytes more than the experts on the card leave", (unsigned long long)bytes), &err);
             return NULL;
         }
+        aff__gpu_flush(g);
         aff_status s = aff__rt_sync(g->rt, g->s, &err); /* kernels in flight may use the old one */
         drop_records(g);                                /* they hold the old address */
         aff__rt_free(g->rt, g->scratch[which].p);
@@ -95,6 +134,7 @@ static aff_status begin(aff_backend *b, const aff_rowset *rs, aff_error *err)
     const aff_memory *m = b->mem;
     if (rs->n > AFF_G_ROWS)
         return aff__fail(err, AFF_E_INVALID, "pass of %d rows: at most %d", rs->n, AFF_G_ROWS);
+    aff__gpu_flush(g); /* of a pass that failed: nothing */
     g->owner = pthread_self();
     if (g->status != AFF_OK) { /* the pass before failed and was left: nobody wants its results */
         AFF_TRY(aff__rt_sync(g->rt, g->s, err));
@@ -143,6 +183,7 @@ static aff_status record(aff_gpu *g, aff_gpu_record *r, aff_status (*ops)(void *
     AFF_TRY(aff__rt_capture_begin(g->rt, g->s, err));
     g->recording = true;
     aff_status s = ops(ctx, err);
+    aff__gpu_flush(g);
     g->recording = false;
     if (s == AFF_OK && g->status != AFF_OK) {
         s = g->status;
@@ -184,6 +225,7 @@ static aff_status repeat(aff_backend *b, uint64_t key, aff_status (*ops)(void *c
 static aff_status finish(aff_backend *b, aff_error *err)
 {
     aff_gpu *g = aff__gpu_of(b);
+    aff__gpu_flush(g);
     aff_status s = g->status;
     if (s != AFF_OK && err) *err = g->err;
     g->status = AFF_OK;

@@ -23,8 +23,12 @@ static void query(aff_gpu *g, const aff_rowset *rs, float *q, int heads, int D, 
                            .index = index,
                            .eps = eps};
     aff__gpu_wrote(g, q, (int64_t)rs->n * heads * D);
-    aff__gpu_launch(g, AFF_K_query, (int64_t)rs->n * ((heads + 7) / 8), 256,
-                    (index ? 96 : 32) * (uint64_t)D + 8 * (uint64_t)rope->pairs, &a);
+    const int64_t blocks = (int64_t)rs->n * ((heads + 7) / 8);
+    const uint64_t smem = (index ? 96 : 32) * (uint64_t)D + 8 * (uint64_t)rope->pairs;
+    if (rs->n <= AFF_K_FEW)
+        aff__gpu_small(g, AFF_K_JOB_QUERY, blocks, smem, q, q, (int64_t)rs->n * heads * D)->query = a;
+    else
+        aff__gpu_launch(g, AFF_K_query, blocks, 256, smem, &a);
     aff__gpu_has_form(g, q);
 }
 
@@ -54,7 +58,11 @@ static void kv_finish(aff_backend *b, const aff_rowset *rs, float *kv, int D, co
                         .store = store,
                         .eps = eps};
     aff__gpu_wrote(g, kv, (int64_t)rs->n * D);
-    aff__gpu_launch(g, AFF_K_kv, rs->n, 256, 4 * (uint64_t)D + 8 * (uint64_t)rope->pairs, &a);
+    const uint64_t smem = 4 * (uint64_t)D + 8 * (uint64_t)rope->pairs;
+    if (rs->n <= AFF_K_FEW)
+        aff__gpu_small(g, AFF_K_JOB_KV, rs->n, smem, kv, kv, (int64_t)rs->n * D)->kv = a;
+    else
+        aff__gpu_launch(g, AFF_K_kv, rs->n, 256, smem, &a);
     aff__gpu_has_form(g, kv);
 }
 
@@ -79,6 +87,10 @@ static void compress(aff_backend *b, const aff_compression *k, int count, const 
                                     .index = c->index,
                                     .eps = c->eps};
         if (need > smem) smem = need;
+    }
+    if (rs->n <= AFF_K_FEW && a.append) { /* what it writes no small job reads */
+        aff__gpu_small(g, AFF_K_JOB_COMPRESS, (int64_t)rs->n * count, smem, k[0].c, NULL, 0)->compress = a;
+        return;
     }
     aff__gpu_launch(g, AFF_K_compress, (int64_t)rs->n * count, 512, smem, &a);
     if (!a.append) aff__gpu_launch(g, AFF_K_history, (int64_t)rs->n * count, 256, 0, &a);
@@ -109,7 +121,7 @@ static aff_status index_select(aff_backend *b, const aff_rowset *rs, const float
         aff__gpu_launch(g, AFF_K_scores, bundles * (pieces < most ? pieces : most), 256, aff__k_scores_smem(g->amd),
                         &a);
     }
-    aff__gpu_launch(g, AFF_K_topk, rs->n, 1024, 8456, &(aff_k_topk){rows_of(g, rs), score, sel, groups, ratio, topk});
+    aff__gpu_launch(g, AFF_K_topk, rs->n, 1024, AFF_K_TOPK_SMEM, &(aff_k_topk){rows_of(g, rs), score, sel, groups, ratio, topk});
     return AFF_OK;
 }
 

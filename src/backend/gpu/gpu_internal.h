@@ -9,7 +9,8 @@
 
 /* Memory of the backend that grows to what is asked of it and is never read across ops of different layers. */
 typedef enum aff_gpu_scratch {
-    AFF_G_MIXES, /* [T][(2+N)N] and sums of squares */
+    AFF_G_MIXES, /* [T][(2+N)N] and sums of squares, or the cuts of both */
+    AFF_G_STREAMS, /* [T][N][H] of few rows */
     AFF_G_XQ,    /* int8 of the experts' input, with scales */
     AFF_G_H,     /* [T*K][inter] float32 */
     AFF_G_HQ,    /* the same as int8, with scales */
@@ -175,6 +176,16 @@ typedef struct aff_gpu {
     const float *form[AFF_G_FORMS];
     int n_forms;
     const float *q_of; /* the array whose int8 form is in AFF_G_XQ */
+    aff_k_hc_post post; /* of few rows, waits for the hc_pre that follows; X NULL: none */
+    aff_k_route choice; /* of few rows, waits for the plan that follows; picks NULL: none */
+    int choice_rows;
+    /* Small jobs that wait for neighbours; any other launch or transfer sends them off first. */
+    aff_k_small small;
+    uint64_t small_smem;
+    struct {
+        const float *in, *out; /* what each reads, writes */
+        int64_t n;             /* floats of out */
+    } small_io[AFF_K_JOBS];
     struct {
         void *p;
         uint64_t bytes, wish; /* wish: more than there was room for */
@@ -189,6 +200,10 @@ static inline aff_gpu *aff__gpu_of(aff_backend *b)
 /* Notes the first failure. */
 void aff__gpu_note(aff_gpu *g, aff_status s, const aff_error *err);
 void aff__gpu_launch(aff_gpu *g, aff_kernel k, int64_t grid, unsigned block, uint64_t smem, const void *args);
+/* A small job of few rows: `blocks` blocks of 256 threads, that read `in` and write out[n]. Its arguments follow at the address returned, to be filled in at once. */
+aff_k_job *aff__gpu_small(aff_gpu *g, int kind, int64_t blocks, uint64_t smem, const float *in, const float *out, int64_t n);
+/* Sends off what waits. */
+void aff__gpu_flush(aff_gpu *g);
 /* `bytes` of scratch; NULL after a failure was noted. */
 void *aff__gpu_scratch(aff_gpu *g, aff_gpu_scratch which, uint64_t bytes);
 

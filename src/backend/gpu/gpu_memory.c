@@ -82,6 +82,7 @@ static void gpu_release(const aff_memory *m, void *p, uint64_t bytes)
 static aff_status gpu_write(const aff_memory *m, void *to, const void *from, uint64_t bytes, aff_error *err)
 {
     aff_gpu *g = of(m);
+    aff__gpu_flush(g);
     aff__gpu_wrote(g, to, (int64_t)(bytes / sizeof(float)));
     if (bytes > AFF_G_STAGE / 4) {
         AFF_TRY(aff__rt_copy(g->rt, g->s, to, from, bytes, err));
@@ -100,6 +101,7 @@ static aff_status gpu_write(const aff_memory *m, void *to, const void *from, uin
 static aff_status gpu_read(const aff_memory *m, void *to, const void *from, uint64_t bytes, aff_error *err)
 {
     aff_gpu *g = of(m);
+    aff__gpu_flush(g);
     if (g->status != AFF_OK) { /* what would be read was not computed */
         if (err) *err = g->err;
         return g->status;
@@ -110,6 +112,7 @@ static aff_status gpu_read(const aff_memory *m, void *to, const void *from, uint
 
 static aff_status gpu_copy(const aff_memory *m, void *to, const void *from, uint64_t bytes, aff_error *err)
 {
+    aff__gpu_flush(of(m));
     aff__gpu_wrote(of(m), to, (int64_t)(bytes / sizeof(float)));
     return aff__rt_copy(of(m)->rt, of(m)->s, to, from, bytes, err);
 }

@@ -19,6 +19,12 @@ static void route(aff_backend *b, const aff_router *r, const float *logits, cons
                            .picks_n = r->picks,
                            .T = T,
                            .scale = r->scale};
+    if (T <= AFF_K_FEW && !g->fetch) {
+        if (g->choice.picks) aff__gpu_flush(g);
+        g->choice = a;
+        g->choice_rows = T;
+        return;
+    }
     const aff_gpu_guess *w = g->fetch ? &g->fetch->guess : NULL;
     const bool guess = w && w->pending;
     if (guess) {
@@ -37,7 +43,10 @@ static void swiglu(aff_backend *b, float *a, const float *bb, float limit, int T
     const int64_t all = (int64_t)T * n;
     const aff_k_swiglu k = {.a = a, .b = bb, .f32 = a, .bf16 = aff__gpu_bf16(g, a), .n = all, .limit = limit};
     aff__gpu_wrote(g, a, all);
-    aff__gpu_launch(g, AFF_K_swiglu, (all + 255) / 256, 256, 0, &k);
+    if (T <= AFF_K_FEW)
+        aff__gpu_small(g, AFF_K_JOB_SWIGLU, (all + 255) / 256, 0, a, a, all)->swiglu = k;
+    else
+        aff__gpu_launch(g, AFF_K_swiglu, (all + 255) / 256, 256, 0, &k);
     aff__gpu_has_form(g, a);
 }
 
@@ -214,7 +223,16 @@ static void routed(aff_backend *b, const aff_expert_shape *s, const aff_expert_t
     const unsigned threads = ((unsigned)((e->experts < 1024 ? e->experts : 1024) + 31) & ~31u) + (unsigned)ahead;
     aff_k_plan plan = {.picks = picks, .weights = weights, .base = e->base + (int64_t)layer * e->experts, .plan = a->plan, .T = T, .K = K, .experts = e->experts, .batch = batch};
     place_plan(g, row, away, few, &plan, a);
-    aff__gpu_launch(g, AFF_K_plan, 1, threads, aff__k_plan_smem(e->experts), &plan);
+    if (g->choice.picks == picks && g->choice_rows == T && g->choice.experts == e->experts && g->choice.picks_n == K) {
+        const aff_k_route route = g->choice;
+        g->choice.picks = NULL;
+        aff_k_job *job = aff__gpu_small(g, AFF_K_JOB_CHOOSE, 1, aff__k_choose_smem(e->experts), route.logits, weights, (int64_t)n);
+        job->choose.route = route;
+        job->choose.plan = plan;
+        if (!few) aff__gpu_flush(g); /* somebody may wait for the counts */
+    } else {
+        aff__gpu_launch(g, AFF_K_plan, 1, threads, aff__k_plan_smem(e->experts), &plan);
+    }
     a->copies = few ? stream_copies(g, s) : 0;
     if (a->copies || !few) a->h = aff__gpu_scratch(g, AFF_G_H, (uint64_t)n * (uint64_t)s->inter * sizeof(float));
     if (few) {

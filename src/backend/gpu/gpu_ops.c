@@ -67,7 +67,8 @@ static void wide(aff_gpu *g, const aff_weight *w, const float *x, int T, float *
                           .bf16 = w->dtype == AFF_BF16, .round = !w->wide};
     const bool small = T <= AFF_K_FEW;
     const int64_t rows = small ? w->rows : (w->rows + 3) / 4;
-    aff__gpu_launch(g, small ? AFF_K_wide_small : AFF_K_wide_big, rows * ((T + 7) / 8) + (ss ? T : 0), small ? 512 : 128, aff__k_wide_smem(w->cols, ss != NULL), &a);
+    const unsigned cuts = ((unsigned)w->cols + 1023) / 1024; /* a warp each */
+    aff__gpu_launch(g, small ? AFF_K_wide_small : AFF_K_wide_big, rows * ((T + 7) / 8) + (ss ? T : 0), !small ? 128 : 32 * (cuts < 16 ? cuts : 16), aff__k_wide_smem(w->cols), &a);
 }
 
 /* The streaming kernel, if the matrices and the device are for it. */
@@ -78,10 +79,10 @@ static bool stream(aff_gpu *g, aff_k_dense *d, int32_t tiles)
         if (!aff__k_ds_fits(&d->m[i])) return false;
     d->tiles = tiles;
     aff__k_ds_solo(d, info->units);
-    const size_t smem = aff__k_ds_smem(d, (size_t)info->shared_bytes / 2), two = smem ? smem : aff__k_ds_smem(d, (size_t)info->shared_bytes);
-    const int32_t blocks = info->units * (smem ? 2 : 1);
-    if (!two) return false;
-    aff__gpu_launch(g, AFF_K_dense_stream, tiles < blocks ? tiles : blocks, 256, two, d);
+    const size_t half = aff__k_ds_smem(d, (size_t)info->shared_bytes / 2), smem = half ? half : aff__k_ds_smem(d, (size_t)info->shared_bytes);
+    const int32_t blocks = info->units * (half ? 2 : 1);
+    if (!smem) return false;
+    aff__gpu_launch(g, AFF_K_dense_stream, tiles < blocks ? tiles : blocks, 256, smem, d);
     return true;
 }
 
@@ -106,6 +107,8 @@ static void products(aff_backend *b, const aff_product *p, int count, int T)
 {
     aff_gpu *g = aff__gpu_of(b);
     aff_k_dense d = {.count = 0};
+    for (int i = 0; i < count; i++) /* the short ones first: the others fetch weights meanwhile */
+        if (in_floats(p[i].w)) wide(g, p[i].w, p[i].x, T, p[i].y, NULL);
     for (int i = 0; i < count; i++) {
         const aff_weight *w = p[i].w;
         const int groups = p[i].groups > 1 ? p[i].groups : 1;
@@ -129,7 +132,6 @@ static void products(aff_backend *b, const aff_product *p, int count, int T)
     }
     if (d.count) dense(g, &d, T);
     for (int i = 0; i < count; i++) {
-        if (in_floats(p[i].w)) wide(g, p[i].w, p[i].x, T, p[i].y, NULL);
         aff__gpu_wrote(g, p[i].y, (int64_t)T * p[i].w->rows);
         if (!in_floats(p[i].w) && p[i].groups > 1) aff__gpu_has_form(g, p[i].y);
     }
@@ -145,35 +147,44 @@ static void embed(aff_backend *b, const aff_weight *w, const int32_t *ids, int T
     aff__gpu_wrote(g, X, (int64_t)T * streams * w->cols);
 }
 
+/* The mixes of few rows by cuts; the hc_post that waits for them goes along. */
+static void mixes_of_few(aff_gpu *g, const aff_hc *h, const float *X, int T, int H, aff_k_hc_pre *a)
+{
+    const int N = h->streams, cuts = (N * H + 1023) / 1024, rows = h->fn.rows;
+    aff_k_hc_mix k = {.p = {.X = (float *)(uintptr_t)X, .T = T, .H = H, .N = N},
+                      .w = {.w = h->fn.data, .rows = rows, .cols = N * H, .bf16 = h->fn.dtype == AFF_BF16, .round = !h->fn.wide},
+                      .Xn = aff__gpu_scratch(g, AFF_G_STREAMS, (uint64_t)AFF_K_FEW * (uint64_t)(N * H) * sizeof(float)),
+                      .part = aff__gpu_scratch(g, AFF_G_MIXES, (uint64_t)AFF_K_FEW * (uint64_t)cuts * (uint64_t)(rows + 1) * sizeof(float))};
+    if (g->post.X == X && g->post.T == T && g->post.N == N && g->post.H == H) {
+        k.p = g->post;
+        g->post.X = NULL;
+        a->X = k.Xn;
+        a->Xout = k.p.X;
+    }
+    aff__gpu_launch(g, AFF_K_hc_mix, (int64_t)T * cuts * AFF_K_HC_SHARE, 256, 4096, &k);
+    a->m = k.part;
+    a->cuts = cuts;
+}
+
 /* Both hc ops: mixes and sums of squares, then the rest. */
 static void hc(aff_gpu *g, const aff_hc *h, const float *X, int T, int H, const float *norm, float eps, float *u,
                float *x, float *post, float *comb)
 {
     const int rows = h->fn.rows, N = h->streams;
-    float *m = aff__gpu_scratch(g, AFF_G_MIXES, (uint64_t)T * (uint64_t)(rows + 1) * sizeof(float));
-    if (!m) return;
-    float *ss = m + (int64_t)T * rows;
-    wide(g, &h->fn, X, T, m, ss);
+    aff_k_hc_pre a = {.X = X, .scale = h->scale, .base = h->base, .u = u, .w = norm, .post = post, .comb = comb, .T = T, .H = H, .N = N,
+                      .iters = h->iters, .hc_eps = h->eps, .rms_eps = h->rms_eps, .norm_eps = eps};
+    if (T <= AFF_K_FEW) {
+        mixes_of_few(g, h, X, T, H, &a);
+    } else {
+        float *m = aff__gpu_scratch(g, AFF_G_MIXES, (uint64_t)T * (uint64_t)(rows + 1) * sizeof(float));
+        if (!m) return;
+        a.m = m;
+        a.ss = m + (int64_t)T * rows;
+        wide(g, &h->fn, X, T, m, m + (int64_t)T * rows);
+    }
     aff__gpu_wrote(g, u, (int64_t)T * H);
-    const aff_k_hc_pre a = {.X = X,
-                            .m = m,
-                            .ss = ss,
-                            .scale = h->scale,
-                            .base = h->base,
-                            .u = u,
-                            .w = norm,
-                            .y = all_forms(g, x, T, H),
-                            .post = post,
-                            .comb = comb,
-                            .T = T,
-                            .H = H,
-                            .N = N,
-                            .iters = h->iters,
-                            .hc_eps = h->eps,
-                            .rms_eps = h->rms_eps,
-                            .norm_eps = eps};
-    const uint64_t smem = 4 * (uint64_t)H;
-    aff__gpu_launch(g, AFF_K_hc_pre, (int64_t)T * (comb ? 2 : 1), T <= AFF_K_FEW ? 512 : 256, smem < 256 ? 256 : smem, &a);
+    a.y = all_forms(g, x, T, H);
+    aff__gpu_launch(g, AFF_K_hc_pre, (int64_t)T * (comb ? 2 : 1), T <= AFF_K_FEW ? 512 : 256, aff__k_hc_smem(H), &a);
 }
 
 static void hc_pre(aff_backend *b, const aff_hc *h, const float *X, int T, int H, const float *norm, float eps,
@@ -193,7 +204,11 @@ static void hc_post(aff_backend *b, float *f, const float *y, int K, const float
 {
     aff_gpu *g = aff__gpu_of(b);
     const aff_k_hc_post a = {.X = X, .f = f, .y = y, .post = post, .comb = comb, .T = T, .H = H, .N = streams, .K = K};
-    aff__gpu_launch(g, AFF_K_hc_post, ((int64_t)T * H + 255) / 256, 256, 0, &a);
+    aff__gpu_flush(g);
+    if (T <= AFF_K_FEW)
+        g->post = a;
+    else
+        aff__gpu_launch(g, AFF_K_hc_post, ((int64_t)T * H + 255) / 256, 256, 0, &a);
     aff__gpu_wrote(g, X, (int64_t)T * streams * H);
 }
 
@@ -202,7 +217,10 @@ static void rmsnorm(aff_backend *b, const float *x, const float *w, float eps, i
     aff_gpu *g = aff__gpu_of(b);
     aff__gpu_wrote(g, y, (int64_t)T * n);
     const aff_k_rmsnorm a = {x, w, {.f32 = y, .bf16 = aff__gpu_bf16(g, y)}, n, eps};
-    aff__gpu_launch(g, AFF_K_rmsnorm, T, 256, 4 * (uint64_t)n, &a);
+    if (T <= AFF_K_FEW)
+        aff__gpu_small(g, AFF_K_JOB_NORM, T, 4 * (uint64_t)n, x, y, (int64_t)T * n)->norm = a;
+    else
+        aff__gpu_launch(g, AFF_K_rmsnorm, T, 256, 4 * (uint64_t)n, &a);
     aff__gpu_has_form(g, y);
 }
 

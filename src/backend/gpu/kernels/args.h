@@ -12,6 +12,7 @@
     X(rmsnorm, 256)        \
     X(wide_small, 512)     \
     X(wide_big, 128)       \
+    X(hc_mix, 256)         \
     X(hc_pre, 512)         \
     X(hc_post, 256)        \
     X(stream_mean, 256)    \
@@ -30,6 +31,7 @@
     X(route, 32)           \
     X(plan, 1024)          \
     X(swiglu, 256)         \
+    X(small, 256)          \
     X(experts_up, 128)     \
     X(experts_down, 128)   \
     X(experts_stream_up, 512) \
@@ -89,13 +91,13 @@ typedef struct aff_k_rmsnorm {
 /* Products in float32 (`wide` weights, and float32 weights in general). Definition: K is cut every 1,024 columns; inside a cut lane
  * i of 32 takes the columns k with (k/4) mod 32 = i as one fma chain from zero, ascending; the lanes fold in the xor tree 16, 8, 4, 2, 1;
  * cuts add up ascending.
- * wide_small: rows * ceil(T/8) + (ss ? T : 0) x 512, aff__k_wide_smem(cols, ss). For few rows of x.
+ * wide_small: rows * ceil(T/8) + (ss ? T : 0) x up to 512, aff__k_wide_smem(cols). w aligned to 16 bytes. For few rows of x.
  * wide_big: ceil(rows/4) * ceil(T/8) + (ss ? T : 0) x 128, the same. The same bits. */
 typedef struct aff_k_wide {
     const void *w;  /* [rows][cols] */
     const float *x; /* [T][ldx] */
     float *y;       /* [T][ldy] */
-    float *ss;      /* NULL, or [T]: sum of squares of x[t][0..cols), 16 lanes as on the CPU */
+    float *ss;      /* NULL, or [T]: sum of squares of x[t][0..cols): the product of x with itself */
     int64_t ldx, ldy;
     int32_t T, rows, cols;
     int32_t bf16;  /* w is bf16, else float32 */
@@ -103,26 +105,28 @@ typedef struct aff_k_wide {
 } aff_k_wide;
 typedef aff_k_wide aff_k_wide_small;
 typedef aff_k_wide aff_k_wide_big;
-static inline size_t aff__k_wide_smem(int32_t cols, bool ss)
+static inline size_t aff__k_wide_smem(int32_t cols)
 {
-    const size_t parts = 128 * (((size_t)cols + 1023) / 1024);
-    return ss && parts < 16384 ? 16384 : parts;
+    return 128 * (((size_t)cols + 1023) / 1024);
 }
 
-/* T * (comb ? 2 : 1) x up to 512, max(4*H, 256) B. From the mixes m and the sums of squares: u = sum over the streams, then RMS norm with weight
+/* T * (comb ? 2 : 1) x up to 512, aff__k_hc_smem(H). From the mixes m and the sums of squares: u = sum over the streams, then RMS norm with weight
  * w (NULL: u itself) into y; and post, comb (Sinkhorn) by the second T blocks. comb NULL: a head, N mixes (spec 6). */
 typedef struct aff_k_hc_pre {
     const float *X;  /* [T][N][H] */
-    const float *m;  /* [T][rows], rows = (2+N)N or N */
-    const float *ss; /* [T] */
+    float *Xout;     /* NULL, or where X goes too */
+    const float *m;  /* [T][rows], rows = (2+N)N or N; with cuts [T][cuts][rows+1], the sum of squares last (hc_mix) */
+    const float *ss; /* [T], without cuts */
     const float *scale, *base; /* of the hyper-connection */
     float *u;        /* NULL or [T][H] */
     const float *w;  /* NULL or [H] */
     aff_k_forms y;
     float *post, *comb; /* [T][N], [T][N][N] */
-    int32_t T, H, N, iters;
+    int32_t T, H, N, iters, cuts;
     float hc_eps, rms_eps, norm_eps;
 } aff_k_hc_pre;
+enum { AFF_K_HC_GROUPS = 4 }; /* of four columns, most a thread has in registers */
+static inline size_t aff__k_hc_smem(int32_t H) { return 4 * (size_t)(H > 64 ? H : 64) + 512; }
 
 /* ceil(T*H / 256) x 256, 0 B. X'[k] = post[k] f + sum_j comb[j][k] X[j], in place. f is the attention's output, or with y the shared
  * expert's: then f = (y[0] + y[1] + ...) + f first (spec 8). tap: NULL, or the mean over the new streams. */
@@ -136,6 +140,16 @@ typedef struct aff_k_hc_post {
     int32_t T, H, N, K;
     int32_t plain; /* post = 1, comb = identity: X[k] += f (drafts) */
 } aff_k_hc_post;
+
+/* T * ceil(N*H / 1024) * AFF_K_HC_SHARE x 256, 4096 B. The mixes of few rows, cut by cut of their definition (aff_k_wide), for hc_pre to add up. With p.f hc_post
+ * comes first (no tap, not plain), the new streams in Xn; without, X is taken as it is. */
+enum { AFF_K_HC_SHARE = 2 };
+typedef struct aff_k_hc_mix {
+    aff_k_hc_post p; /* X, f, y, post, comb, T, H, N, K */
+    aff_k_wide w;    /* w, rows, cols, bf16, round */
+    float *Xn;       /* [T][N][H], not X */
+    float *part;     /* [T][cuts][rows+1] */
+} aff_k_hc_mix;
 
 /* ceil(T*H / 256) x 256, 0 B. tap[t][d] = mean over streams. */
 typedef struct aff_k_stream_mean {
@@ -176,7 +190,7 @@ enum { AFF_K_MATRICES = 8, AFF_K_FEW = 16, AFF_K_MANY_TOKENS = 128 };
 typedef struct aff_k_dense {
     aff_k_matrix m[AFF_K_MATRICES];
     int32_t count, T;
-    int32_t tiles, flip, solo; /* dense_stream */
+    int32_t tiles, flip, solo, fp8; /* dense_stream; fp8: all matrices are */
     int32_t stages;            /* dense_many: buffers of x, 2 where its shared memory fits, else 1 */
 } aff_k_dense;
 typedef aff_k_dense aff_k_dense_few;
@@ -196,16 +210,20 @@ static inline int32_t aff__k_dense_tiles(const aff_k_matrix *m, int32_t rows_of_
     return m->rows / m->group_rows * ((m->group_rows + rows_of_tile - 1) / rows_of_tile);
 }
 
-enum { AFF_K_DS_STAGES = 4 };
+enum { AFF_K_DS_STAGES = 5 };
 static inline bool aff__k_ds_fits(const aff_k_matrix *m)
 {
     return (m->dtype == AFF_FP8 || m->dtype == AFF_BF16) && m->cols % 128 == 0 && m->group_rows % 16 == 0 && m->ldx % 8 == 0;
 }
-/* Sets a->solo: a tile a warp, for T <= 16 on `units` multiprocessors; a->tiles is set. */
+/* Sets a->fp8 and a->solo: a tile a warp, for T <= 16 on `units` multiprocessors; a->tiles is set. */
 static inline void aff__k_ds_solo(aff_k_dense *a, int32_t units)
 {
     a->solo = a->tiles >= 8 * units;
-    for (int i = 0; i < a->count; i++) a->solo &= a->m[i].cols <= 32 * 128;
+    a->fp8 = 1;
+    for (int i = 0; i < a->count; i++) {
+        a->solo &= a->m[i].cols <= 32 * 128;
+        a->fp8 &= a->m[i].dtype == AFF_FP8;
+    }
 }
 /* Shared memory, at most `room`, and a->flip: floats between the two buffers of partials and scales, 0 if there is room for one only. 0: not even that. */
 static inline size_t aff__k_ds_smem(aff_k_dense *a, size_t room)
@@ -299,7 +317,7 @@ typedef aff_k_attend aff_k_attend_merge;
 /* heads: of a block, 64 (attend) or AFF_K_CUT_HEADS (attend_cut). */
 static inline size_t aff__k_attend_smem(bool amd, int32_t heads)
 {
-    return 64 * (size_t)(amd ? 528 : 1056) + 528 + (size_t)heads * (144 + 4 * 68 + 24);
+    return 64 * (size_t)(amd ? 528 : 1056) + (size_t)heads * (144 + 4 * 68 + 24);
 }
 /* Cuts of a row at position pos. */
 static inline int32_t aff__k_attend_cuts(int64_t pos, int32_t window, int32_t ratio, int32_t topk, int32_t draft)
@@ -324,7 +342,7 @@ typedef struct aff_k_scores {
 } aff_k_scores;
 static inline size_t aff__k_scores_smem(bool amd) { return 64 * (size_t)(amd ? 272 : 320) + 64 * 65 * 4 + 256; }
 
-/* T x 1024, 8456 B. sel[t]: the min(topk, groups) best groups, ascending; ties to the lower. */
+/* T x up to 1024, AFF_K_TOPK_SMEM. sel[t]: the min(topk, groups) best groups, ascending; ties to the lower. */
 typedef struct aff_k_topk {
     aff_k_rows rows;
     const float *score; /* [T][ld] */
@@ -332,6 +350,7 @@ typedef struct aff_k_topk {
     int64_t ld;
     int32_t ratio, topk;
 } aff_k_topk;
+enum { AFF_K_TOPK_SMEM = 4 * (2048 + 8) * 4 + 4 * (64 + 4) };
 
 /* ---- moe.inc ---- */
 
@@ -438,13 +457,37 @@ typedef struct aff_k_swiglu {
     float limit;
 } aff_k_swiglu;
 
+/* small: jobs of few rows side by side, none of which reads what another writes. Job i has the blocks end[i-1] .. end[i]-1, as many as its
+ * own kernel would have; x 256, the most shared memory that any of them wants. The same bits as the kernels by themselves. */
+enum { AFF_K_JOB_NORM, AFF_K_JOB_QUERY, AFF_K_JOB_KV, AFF_K_JOB_COMPRESS, AFF_K_JOB_SWIGLU, AFF_K_JOB_ROUTE, AFF_K_JOB_CHOOSE, AFF_K_JOBS = 4 };
+typedef union aff_k_job {
+    aff_k_rmsnorm norm;
+    aff_k_query query;
+    aff_k_kv kv;
+    aff_k_compress compress; /* append */
+    aff_k_swiglu swiglu;
+    aff_k_route route;
+    struct {
+        aff_k_route route;
+        aff_k_plan plan; /* of its picks */
+    } choose; /* one block, aff__k_choose_smem */
+} aff_k_job;
+static inline size_t aff__k_choose_smem(int32_t experts) /* the scores of eight rows, then the plan's */
+{
+    return 64 * (size_t)experts > aff__k_plan_smem(experts) ? 64 * (size_t)experts : aff__k_plan_smem(experts);
+}
+typedef struct aff_k_small {
+    int32_t count, kind[AFF_K_JOBS], end[AFF_K_JOBS];
+    aff_k_job job[AFF_K_JOBS];
+} aff_k_small;
+
 /* Routed experts (backend/cpu/kernels.h, `fast`): integers, the CPU's bits. hidden, inter: multiples of 64 (MXFP4: 32).
  * Few rows, a plan of batch AFF_K_ITEM_FEW:
  *   experts_up: items * ceil(inter/128) x 128, aff__k_experts_smem(dtype, hidden) + 4096 B: xq, xs -> hq, hs
  *   experts_down: items * ceil(hidden/128) x 128, aff__k_experts_smem(dtype, inter): hq, hs -> y
  * The same in format 34 where aff__k_stream_smem fits, for memory speed (stream.inc):
  *   experts_stream_up: one block a multiprocessor (any grid) x 512, aff__k_stream_smem(copies, hidden): xq, xs -> h
- *   experts_stream_down: the same with inter: h -> y
+ *   experts_stream_down: the same with inter: h -> y; right behind experts_stream_up, not to be launched behind the plan itself
  * Many rows, a plan of batch aff__k_item_many(amd):
  *   experts_many_up: items * ceil(inter/64) x 256, aff__k_experts_many_smem(amd): xq, xs -> h; then convert h to hq, hs (T*K rows)
  *   experts_many_down: items * ceil(hidden/64) x 256, the same: hq, hs -> y
