@@ -634,7 +634,6 @@ void aff__net_close(aff_net *n)
     aff__experts_free(n->draft_experts);
     for (int i = 0; i < n->n_owned; i++) free(n->owned[i]);
     free(n->owned);
-    free(n->profile);
     aff__ckpt_close(n->ckpt);
     aff__container_close(n->main);
     aff__container_close(n->companion);

@@ -51,7 +51,6 @@ struct aff_net {
     aff_net_sizes sizes;
     aff_ckpt *ckpt;
     aff_container *main, *companion;
-    float *profile; /* [layers][experts] of aff__net_give_profile */
     void **owned; /* converted copies, freed at close */
     int n_owned, cap_owned;
 };
