@@ -22,32 +22,41 @@ static bool number(const char **p, uint64_t most, uint64_t *out)
     return true;
 }
 
-/* [Nx]SIZE */
+static bool size(const char **p, uint64_t *out)
+{
+    static const char units[] = "KMG";
+    uint64_t v;
+    if (!number(p, 1u << 30, &v)) return false;
+    const char *unit = **p ? strchr(units, **p) : NULL;
+    if (unit) ++*p;
+    *out = v << (unit ? 10 * (unit - units + 1) : 0);
+    return v > 0;
+}
+
+/* [Nx]SIZE[,fault=N][,taken=SIZE] */
 static bool emulated(const char *p, aff_device_spec *out)
 {
+    const char *start = p;
     uint64_t v;
-    int shift = 0;
-    if (!number(&p, 1u << 30, &v)) return false;
-    if (*p == 'x') {
-        if (v < 1 || v > 16) return false;
+    if (number(&p, 16, &v) && *p == 'x' && v) {
         out->count = (int)v;
         p++;
-        if (!number(&p, 1u << 30, &v)) return false;
+    } else {
+        p = start;
     }
-    switch (*p) {
-    case 'K':
-        shift = 10;
-        break;
-    case 'M':
-        shift = 20;
-        break;
-    case 'G':
-        shift = 30;
-        break;
+    if (!size(&p, &out->bytes)) return false;
+    while (*p) {
+        if (strncmp(p, ",fault=", 7) == 0) {
+            p += 7;
+            if (!number(&p, 1u << 30, &out->fault) || !out->fault) return false;
+        } else if (strncmp(p, ",taken=", 7) == 0) {
+            p += 7;
+            if (!size(&p, &out->taken)) return false;
+        } else {
+            return false;
+        }
     }
-    if (shift) p++;
-    out->bytes = v << shift;
-    return *p == 0 && v > 0;
+    return true;
 }
 
 static const char *after(const char *text, const char *word)
