@@ -65,6 +65,56 @@ static const char *after(const char *text, const char *word)
     return strncmp(text, word, n) == 0 && (text[n] == 0 || text[n] == ':') ? text + n : NULL;
 }
 
+/* cuda:0,cuda:1 and the like: each must be a card; a model runs on one. */
+static aff_status several(const char *text, aff_error *err)
+{
+    const char *p = text;
+    int n = 0;
+    while (*p) {
+        char one[32];
+        aff_device_spec spec;
+        const size_t length = strcspn(p, ",");
+        if (length >= sizeof one) return aff__fail(err, AFF_E_INVALID, "--device %s: expected names of cards separated by commas", text);
+        memcpy(one, p, length);
+        one[length] = 0;
+        AFF_TRY(aff__device_parse(&spec, one, err));
+        if (spec.choice != AFF_DEVICE_RT)
+            return aff__fail(err, AFF_E_INVALID, "--device %s: expected cards only in a list, got %s", text, one);
+        n++;
+        p += length;
+        if (*p == ',' && *++p == 0) return aff__fail(err, AFF_E_INVALID, "--device %s: expected a card behind every comma", text);
+    }
+    return aff__fail(err, AFF_E_UNSUPPORTED, "--device %s: %d cards: this version runs a model on one card: name one of them", text, n);
+}
+
+aff_status aff__device_gpus(const aff_device_spec *spec, int64_t gpus, aff_error *err)
+{
+    const char *why = NULL, *words[] = {"cuda", "hip", "emu"};
+    const bool named = spec->choice == AFF_DEVICE_RT;
+    int n, kind = AFF_RT_CUDA;
+    if (spec->choice == AFF_DEVICE_CPU) return aff__fail(err, AFF_E_INVALID, "--gpus and --device cpu: expected one of them, got both");
+    if (named && spec->kind == AFF_RT_EMU) {
+        kind = AFF_RT_EMU;
+        n = spec->count;
+    } else {
+        kind = named ? spec->kind : AFF_RT_CUDA;
+        n = aff__rt_count((aff_rt_kind)kind, &why);
+        if (!named && !n) {
+            const char *other;
+            const int hip = aff__rt_count(AFF_RT_HIP, &other);
+            if (hip) kind = AFF_RT_HIP;
+            n = hip;
+        }
+    }
+    if (!n) return aff__fail(err, AFF_E_UNSUPPORTED, "--gpus %lld: no card: %s", (long long)gpus, why ? why : "none was found");
+    if (gpus > n)
+        return aff__fail(err, AFF_E_INVALID, "--gpus %lld: expected at most %d, so many %s cards there are", (long long)gpus, n, words[kind]);
+    if (gpus > 1)
+        return aff__fail(err, AFF_E_UNSUPPORTED, "--gpus %lld: this version runs a model on one card: use --gpus 1 or --device %s:0", (long long)gpus,
+                         words[kind]);
+    return AFF_OK;
+}
+
 aff_status aff__device_parse(aff_device_spec *out, const char *text, aff_error *err)
 {
     static const struct {
@@ -78,6 +128,7 @@ aff_status aff__device_parse(aff_device_spec *out, const char *text, aff_error *
     bool ok = false;
     *out = (aff_device_spec){.choice = AFF_DEVICE_AUTO, .count = 1};
     if (strcmp(text, "auto") == 0) return AFF_OK;
+    if (strchr(text, ',') && strncmp(text, "emu", 3) != 0) return several(text, err);
     if (strcmp(text, "cpu") == 0) {
         out->choice = AFF_DEVICE_CPU;
         return AFF_OK;
