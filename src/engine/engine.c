@@ -142,6 +142,20 @@ static aff_status make_parts(aff_engine *e, aff_error *err)
     return AFF_OK;
 }
 
+/* A card that is too small: what is on it by now, and what takes less. */
+static void advise_card(aff_engine *e, aff_status s, aff_error *err)
+{
+    aff_device_view v;
+    if (s != AFF_E_NOMEM || !err || e->o.device.choice != AFF_DEVICE_RT) return;
+    const aff_error why = *err;
+    if (e->runner && aff__runner_device(e->runner, &v))
+        aff__fail(err, s, "%.250s; the card holds %.1f MiB of weights, %.1f of experts, %.1f of state, %.1f of buffers: fewer --slots, a smaller --kv-commit and --prefill-chunk-size take less",
+                  why.msg, (double)v.use[AFF_USE_WEIGHTS] / 1048576, (double)v.use[AFF_USE_EXPERTS] / 1048576,
+                  (double)v.use[AFF_USE_STATE] / 1048576, (double)v.use[AFF_USE_BUFFERS] / 1048576);
+    else
+        aff__fail(err, s, "%.250s: weights and the buffers of a pass must fit on the card, only experts may be elsewhere", why.msg);
+}
+
 aff_status aff__engine_create(aff_engine **out, const aff_net *net, const aff_engine_options *o, aff_error *err)
 {
     *out = NULL;
@@ -162,6 +176,7 @@ aff_status aff__engine_create(aff_engine **out, const aff_net *net, const aff_en
     pthread_cond_init(&e->wake, NULL);
     aff_status s = make_parts(e, err);
     if (s != AFF_OK) {
+        advise_card(e, s, err);
         aff__engine_free(e);
         return s;
     }
