@@ -33,7 +33,10 @@ need_packages() {
 build_packages=(gcc libc6-dev cmake ninja-build pkg-config libjansson-dev libxxhash-dev liburing-dev libmicrohttpd-dev
     libncurses-dev libedit-dev)
 # clang-19 with its linker compiles the AMD kernels, llvm-19 reads what came out. nvcc is taken from the PATH where it is.
-test_packages=("${build_packages[@]}" libcmocka-dev libvterm-dev spin clang-19 lld-19 llvm-19)
+amd_packages=(clang-19 lld-19 llvm-19)
+test_packages=("${build_packages[@]}" libcmocka-dev libvterm-dev spin "${amd_packages[@]}")
+# What the installed programs need, by the names of Ubuntu 24.04: for the images of dist/.
+runtime_packages=(libjansson4 libxxhash0 liburing2 libmicrohttpd12t64 libncursesw6 libedit2)
 
 # configure_and_build PRESET [cmake option ...]
 configure_and_build() {

@@ -3,12 +3,13 @@
 #include "backend/gpu/gpu.h"
 #include "base/options.h"
 #include "model/check.h"
+#include "model/synthetic.h"
 #include <stdio.h>
 #include <string.h>
 
 static struct {
-    const char *device, *model;
-    int64_t rounds, seed, rows, threads;
+    const char *device, *model, *synthetic;
+    int64_t rounds, seed, rows, threads, layers, experts;
     bool dq, list;
 } opt = {.device = "auto", .rounds = 8, .seed = 1, .rows = 160};
 
@@ -18,6 +19,9 @@ static const aff_option options[] = {
     {"list", 'l', AFF_OPT_FLAG, &opt.list, NULL, "list the devices and stop"},
     {"model", 'm', AFF_OPT_STR, &opt.model, "PATH",
      "also experts and layers of this container or checkpoint, which must fit into the device's memory", "Checks"},
+    {"synthetic", 0, AFF_OPT_STR, &opt.synthetic, "flash|tiny", "the same of a model of that shape whose weights are generated"},
+    {"layers", 0, AFF_OPT_INT, &opt.layers, "N", "of a synthetic model: the first N layers; default all", NULL, 1, 43},
+    {"experts", 0, AFF_OPT_INT, &opt.experts, "N", "of a synthetic model: routed experts a layer; default all", NULL, 1, 256},
     {"dq", 0, AFF_OPT_FLAG, &opt.dq, NULL, "also the decoding of every code, by bits"},
     {"rounds", 0, AFF_OPT_INT, &opt.rounds, "N", "random cases of each op; default 8", NULL, 1, 10000},
     {"rows", 0, AFF_OPT_INT, &opt.rows, "N", "positions that the layers run over; default 160", NULL, 1, 4096},
@@ -104,11 +108,12 @@ static aff_status checks(const aff_device_spec *spec, aff_error *err)
     s = aff__check_ops(cpu, dev, (int)opt.rounds, (uint64_t)opt.seed, show, NULL, err);
     if (s == AFF_OK && opt.dq) s = aff__check_decode(cpu, dev, (uint64_t)opt.seed, show, NULL, err);
     cpu->free(cpu);
-    if (s != AFF_OK || !opt.model) {
+    if (s != AFF_OK || (!opt.model && !opt.synthetic)) {
         dev->free(dev);
         return s;
     }
-    return aff__check_model(opt.model, dev, (int)opt.rows, (int)opt.threads, (uint64_t)opt.seed, show, NULL, err);
+    const aff_synthetic made = {.geometry = opt.synthetic, .layers = (int)opt.layers, .experts = (int)opt.experts, .seed = (uint64_t)opt.seed};
+    return aff__check_model(opt.model, opt.synthetic ? &made : NULL, dev, (int)opt.rows, (int)opt.threads, (uint64_t)opt.seed, show, NULL, err);
 }
 
 int main(int argc, char **argv)
@@ -119,6 +124,11 @@ int main(int argc, char **argv)
     const int code = aff__options_main(&usage, argc, argv, &first);
     if (code >= 0) return code;
     if (opt.list) return list();
+    if ((opt.model && opt.synthetic) || (!opt.synthetic && (opt.layers || opt.experts))) {
+        fprintf(stderr, "aff-gpucheck: %s\n", opt.model && opt.synthetic ? "--model and --synthetic: expected one of them, got both"
+                                                                        : "--layers, --experts: expected --synthetic with them");
+        return 2;
+    }
     if (aff__device_parse(&spec, opt.device, &err) != AFF_OK || spec.choice == AFF_DEVICE_CPU) {
         fprintf(stderr, "aff-gpucheck: %s\n",
                 spec.choice == AFF_DEVICE_CPU ? "--device cpu: the CPU is what a device is compared with" : err.msg);

@@ -14,11 +14,17 @@ typedef struct aff_device_spec {
     int count;        /* emulated devices */
     uint64_t bytes;   /* memory of each */
     bool amd;         /* emulated with the AMD fragment layout */
+    /* Emulated, for tests: the launch that faults, counted from 1 (0: none); bytes that another program takes between
+     * the plan, which asks what is free, and the first allocation. */
+    uint64_t fault, taken;
 } aff_device_spec;
 
 /* auto | cpu | cuda[:I] | hip[:I] | emu[:[Nx]SIZE] | emu-amd[:[Nx]SIZE]; SIZE with K, M, G (powers of 1024), default
- * 1x1G. */
+ * 1x1G; behind it ",fault=N" and ",taken=SIZE", for tests. */
 aff_status aff__device_parse(aff_device_spec *out, const char *text, aff_error *err);
+/* --gpus N (N >= 1): whether there are so many cards of the kind that spec names (auto: NVIDIA's, else AMD's), and whether this version can
+ * use them: AFF_E_INVALID, AFF_E_UNSUPPORTED. */
+aff_status aff__device_gpus(const aff_device_spec *spec, int64_t gpus, aff_error *err);
 
 /* A device as displays and plans see it. */
 typedef enum aff_device_use { AFF_USE_WEIGHTS, AFF_USE_EXPERTS, AFF_USE_STATE, AFF_USE_BUFFERS, AFF_USES } aff_device_use;

@@ -142,6 +142,20 @@ static aff_status make_parts(aff_engine *e, aff_error *err)
     return AFF_OK;
 }
 
+/* A card that is too small: what is on it by now, and what takes less. */
+static void advise_card(aff_engine *e, aff_status s, aff_error *err)
+{
+    aff_device_view v;
+    if (s != AFF_E_NOMEM || !err || e->o.device.choice != AFF_DEVICE_RT) return;
+    const aff_error why = *err;
+    if (e->runner && aff__runner_device(e->runner, &v))
+        aff__fail(err, s, "%.250s; the card holds %.1f MiB of weights, %.1f of experts, %.1f of state, %.1f of buffers: fewer --slots, a smaller --kv-commit and --prefill-chunk-size take less",
+                  why.msg, (double)v.use[AFF_USE_WEIGHTS] / 1048576, (double)v.use[AFF_USE_EXPERTS] / 1048576,
+                  (double)v.use[AFF_USE_STATE] / 1048576, (double)v.use[AFF_USE_BUFFERS] / 1048576);
+    else
+        aff__fail(err, s, "%.250s: weights and the buffers of a pass must fit on the card, only experts may be elsewhere", why.msg);
+}
+
 aff_status aff__engine_create(aff_engine **out, const aff_net *net, const aff_engine_options *o, aff_error *err)
 {
     *out = NULL;
@@ -162,6 +176,7 @@ aff_status aff__engine_create(aff_engine **out, const aff_net *net, const aff_en
     pthread_cond_init(&e->wake, NULL);
     aff_status s = make_parts(e, err);
     if (s != AFF_OK) {
+        advise_card(e, s, err);
         aff__engine_free(e);
         return s;
     }
@@ -204,9 +219,33 @@ static void end_job(aff_job *j, aff_status status, aff_stop stop, const aff_erro
     free_job(j);
 }
 
+/* A device that had a fault runs nothing any more, whoever's pass it was. */
+static void note_broken(aff_engine *e, const aff_error *err)
+{
+    char line[sizeof err->msg + 80];
+    pthread_mutex_lock(&e->lock);
+    const bool known = e->broken;
+    e->broken = true;
+    if (!known) e->why = *err;
+    pthread_mutex_unlock(&e->lock);
+    if (known || !e->o.warn) return;
+    snprintf(line, sizeof line, "the device failed, nothing can run on it any more: %s", err->msg);
+    e->o.warn(e->o.warn_ctx, line);
+}
+
+bool aff__engine_broken(aff_engine *e, aff_error *why)
+{
+    pthread_mutex_lock(&e->lock);
+    const bool broken = e->broken;
+    if (broken && why) *why = e->why;
+    pthread_mutex_unlock(&e->lock);
+    return broken;
+}
+
 void aff__slot_finish(aff_engine *e, aff_slot *s, aff_status status, aff_stop stop, const aff_error *err)
 {
     aff_job *j = s->job;
+    if (status == AFF_E_DEVICE) note_broken(e, err);
     /* Between passes all that has run is the text's: what was rejected has been rolled back. */
     if (status == AFF_OK && e->o.cache.publish && aff__seq_pos(s->seq) > 0) e->o.cache.publish(e->o.cache.ctx, s->seq, j->ids);
     pthread_mutex_lock(&e->lock);
@@ -328,7 +367,9 @@ static aff_status submit(aff_engine *e, const aff_request *r, const aff_events *
     if (ev) j->ev = *ev;
     j->result = result;
     pthread_mutex_lock(&e->lock);
-    if (e->stopped)
+    if (e->broken)
+        s = aff__fail(err, AFF_E_DEVICE, "the device failed: %s", e->why.msg);
+    else if (e->stopped)
         s = aff__fail(err, AFF_E_CANCELLED, "request: the engine is stopping");
     else if (e->waiting == e->o.queue)
         s = aff__fail(err, AFF_E_LIMIT, "request: %d wait already for one of %d slots, expected fewer: try again later", e->waiting, e->o.slots);
@@ -596,6 +637,27 @@ static void admit(aff_engine *e)
     }
 }
 
+/* After a fault of the device: what is at work and what waits ends with it. */
+static void end_all(aff_engine *e)
+{
+    aff_error why;
+    if (!aff__engine_broken(e, &why)) return;
+    for (int i = 0; i < e->o.slots; i++)
+        if (e->slot[i].job) aff__slot_finish(e, &e->slot[i], AFF_E_DEVICE, AFF_STOP_CALLER, &why);
+    for (;;) {
+        pthread_mutex_lock(&e->lock);
+        aff_job *j = e->head;
+        if (j) {
+            e->head = j->next;
+            if (!e->head) e->tail = NULL;
+            e->waiting--;
+        }
+        pthread_mutex_unlock(&e->lock);
+        if (!j) return;
+        end_job(j, AFF_E_DEVICE, AFF_STOP_CALLER, &why);
+    }
+}
+
 bool aff__engine_step(aff_engine *e)
 {
     admit(e);
@@ -614,6 +676,7 @@ bool aff__engine_step(aff_engine *e)
         e->passes.decode_ns += aff__now_ns() - start_ns;
         if (e->owed > 0) e->owed--;
     }
+    end_all(e);
     aff__snapshot_look(e);
     pthread_mutex_lock(&e->lock);
     aff__snapshot_publish(e);

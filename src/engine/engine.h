@@ -148,6 +148,9 @@ aff_status aff__engine_check(const aff_engine *e, const aff_request *r, aff_erro
 aff_status aff__engine_submit(aff_engine *e, const aff_request *r, const aff_events *ev, uint64_t *id, aff_error *err);
 /* Ends a request within one step, wherever it is; an id that has ended already is fine. */
 void aff__engine_cancel(aff_engine *e, uint64_t id);
+/* Whether its device has failed: then all requests have ended with that error (`why`, NULL allowed), and those submitted from now on are
+ * refused with it. It is told once, through `warn`. */
+bool aff__engine_broken(aff_engine *e, aff_error *why);
 /* Lets aff__engine_wait return false; requests in progress stay where they are. */
 void aff__engine_stop(aff_engine *e);
 

@@ -102,6 +102,8 @@ struct aff_engine {
     int waiting;
     uint64_t last_id;
     bool stopped;
+    bool broken; /* the device is; why */
+    aff_error why;
     aff_snapshot view;
 };
 

@@ -1,22 +1,34 @@
 #define _DEFAULT_SOURCE /* strsep */
 #include "engine/setup.h"
+#include "backend/gpu/rt.h"
 #include "base/mem.h"
 #include "format/profile.h"
 #include <stdlib.h>
 #include <string.h>
 
+/* --gpus 1 without a card's name: the first one. */
+static void first_card(aff_device_spec *d)
+{
+    if (d->choice != AFF_DEVICE_AUTO) return;
+    *d = (aff_device_spec){.choice = AFF_DEVICE_RT, .kind = aff__rt_count(AFF_RT_CUDA, NULL) ? AFF_RT_CUDA : AFF_RT_HIP, .count = 1};
+}
+
 aff_status aff__setup_check(const aff_setup *s, aff_error *err)
 {
     aff_machine m;
-    aff_device_spec d;
+    aff_device_spec d = {.choice = AFF_DEVICE_AUTO};
     aff_placement_options placement;
     if (s->device) AFF_TRY(aff__device_parse(&d, s->device, err));
+    if (s->gpus) {
+        AFF_TRY(aff__device_gpus(&d, s->gpus, err));
+        first_card(&d);
+    }
     AFF_TRY(aff__setup_placement(s, &placement, err));
     if (s->dspark_placement && strcmp(s->dspark_placement, "vram") != 0 && strcmp(s->dspark_placement, "ram") != 0)
         return aff__fail(err, AFF_E_INVALID, "--dspark-placement: expected vram or ram, got '%s'", s->dspark_placement);
     if (s->prefetch && strcmp(s->prefetch, "on") != 0 && strcmp(s->prefetch, "off") != 0)
         return aff__fail(err, AFF_E_INVALID, "--prefetch: expected on or off, got '%s'", s->prefetch);
-    if (!(s->device && d.choice == AFF_DEVICE_RT) && (s->gpu >= 0 || s->gpu_headroom >= 0 || s->dspark_placement || s->prefetch || s->prefetch_ahead))
+    if (d.choice != AFF_DEVICE_RT && (s->gpu >= 0 || s->gpu_headroom >= 0 || s->dspark_placement || s->prefetch || s->prefetch_ahead))
         return aff__fail(err, AFF_E_INVALID, "--gpu-mib, --gpu-headroom-mib, --dspark-placement, --prefetch: expected a card with them (--device)");
     if (s->machine) AFF_TRY(aff__machine_parse(&m, s->machine, err));
     if (!s->cache_dir && (s->cache_gib || s->cache_block || s->cache_stays || s->cache_verify))
@@ -37,6 +49,7 @@ aff_status aff__setup_check(const aff_setup *s, aff_error *err)
 void aff__setup_engine(const aff_setup *s, int64_t needed, aff_engine_options *o)
 {
     if (s->device) aff__device_parse(&o->device, s->device, NULL);
+    if (s->gpus) first_card(&o->device);
     o->context = s->kv_size > 0 ? s->kv_size : needed;
     o->kv_commit = s->kv_commit == 0 ? -1 : s->kv_commit < 0 ? 0 : s->kv_commit;
     o->kv_margin = s->kv_margin < 0 ? 0 : s->kv_margin;

@@ -21,7 +21,7 @@ typedef struct aff_setup {
     char copy_list[4096];
     const char *copy[AFF_SETUP_COPIES];
     const char *cache_dir, *machine, *device;
-    int64_t cache_gib, cache_block;
+    int64_t cache_gib, cache_block, gpus; /* 0: not given */
     bool cache_stays, cache_verify, plan, plan_json;
 } aff_setup;
 #define AFF_SETUP_NOTHING \
@@ -32,7 +32,8 @@ typedef struct aff_setup {
 #define AFF_SETUP_OPTIONS(s) AFF_SETUP_DEVICE(s), AFF_SETUP_MEMORY(s), AFF_SETUP_EXPERTS(s), AFF_SETUP_CACHE(s)
 #define AFF_SETUP_DEVICE(s) \
     {"device", 0, AFF_OPT_STR, &(s)->device, "NAME", \
-     "Where the model runs: cpu, cuda:N, hip:N, or an emulated card, emu:SIZE; auto is the CPU [auto].", "Device"}
+     "Where the model runs: cpu, cuda:N, hip:N, or an emulated card, emu:SIZE; auto is the CPU [auto].", "Device"}, \
+    {"gpus", 0, AFF_OPT_INT, &(s)->gpus, "N", "Cards to use; 1 takes the first one if --device names none.", NULL, 1, 1024}
 #define AFF_SETUP_MEMORY(s) \
     {"kv-size", 0, AFF_OPT_INT, &(s)->kv_size, "N", "Positions of a sequence, prompt and answer: address space [what is needed, the model's at most].", "Memory", 1, 1e9}, \
     {"kv-commit", 0, AFF_OPT_INT, &(s)->kv_commit, "N", "Positions that have memory from the start, all sequences together [65536].", .max = 1e9}, \

@@ -279,11 +279,11 @@ static aff_status run(job *j, aff_check_fn report, void *ctx, aff_error *err)
     return free_running(j, report, ctx, err);
 }
 
-aff_status aff__check_model(const char *path, aff_backend *dev, int rows, int threads, uint64_t seed,
+aff_status aff__check_model(const char *path, const struct aff_synthetic *synthetic, aff_backend *dev, int rows, int threads, uint64_t seed,
                             aff_check_fn report, void *ctx, aff_error *err)
 {
     job j = {.rows = rows};
-    aff_status s = aff__net_open(&j.net, path, &(aff_net_options){.numerics = AFF_FAST}, err);
+    aff_status s = aff__net_open(&j.net, path, &(aff_net_options){.numerics = AFF_FAST, .synthetic = synthetic}, err);
     if (s != AFF_OK) {
         dev->free(dev);
         return s;

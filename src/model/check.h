@@ -4,9 +4,10 @@
 #include "backend/gpu/check.h"
 #include "model/net.h"
 
-/* Opens `path` (fast), runs `rows` positions of random ids layer by layer on the CPU and on `dev` (taken over), in
+/* Opens `path`, or with `synthetic` (else NULL) a network without a file, in fast, and runs `rows` positions of random ids layer by layer on the CPU and on `dev` (taken over), in
  * passes of few and of many rows. Rows of the table: what spec model-v4 16.2 names; routed experts by bits on the CPU's
  * picks; at the end free-running logits. */
-aff_status aff__check_model(const char *path, aff_backend *dev, int rows, int threads, uint64_t seed,
+struct aff_synthetic;
+aff_status aff__check_model(const char *path, const struct aff_synthetic *synthetic, aff_backend *dev, int rows, int threads, uint64_t seed,
                             aff_check_fn report, void *ctx, aff_error *err);
 #endif

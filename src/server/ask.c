@@ -319,6 +319,11 @@ static aff_status chat_thinking(aff_ask *a, aff_error *err)
     return AFF_OK;
 }
 
+bool ask__is_name(const json_t *v)
+{
+    return aff__json_is_text(v) && json_string_length(v) && strlen(json_string_value(v)) == json_string_length(v);
+}
+
 /* Tools that are no functions are left out and named. */
 static aff_status chat_tools(aff_ask *a, aff_error *err)
 {
@@ -340,9 +345,8 @@ static aff_status chat_tools(aff_ask *a, aff_error *err)
             continue;
         }
         if (!f) f = v;
-        if (!json_is_object(f) || !aff__json_is_text(json_object_get(f, "name")) ||
-            !json_string_length(json_object_get(f, "name")))
-            return ask__bad(a, err, at, "expected a function with a name");
+        if (!json_is_object(f) || !ask__is_name(json_object_get(f, "name")))
+            return ask__bad(a, err, at, "expected a function with a name (without NUL)");
         if (!hide) AFF_TRY(ask__append(a->tools, json_incref(v), err));
     }
     return AFF_OK;
@@ -455,6 +459,8 @@ static aff_status chat(aff_ask *a, int vocab, aff_error *err)
 
 static aff_status prompt_ids(aff_ask *a, const json_t *list, int vocab, aff_error *err)
 {
+    if (json_array_size(list) > 1 && !json_is_number(json_array_get(list, 0)))
+        return ask__bad(a, err, "prompt", "expected one text or one array of token ids, got an array of %zu; send a request for each", json_array_size(list));
     AFF_TRY(aff__calloc(&a->ids, json_array_size(list), sizeof *a->ids, "prompt", err));
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *v = json_array_get(list, i);

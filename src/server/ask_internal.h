@@ -26,6 +26,7 @@ aff_status ask__num(aff_ask *a, const json_t *obj, const char *key, double min, 
                     aff_error *err);
 aff_status ask__object(aff_ask *a, const json_t *obj, const char *key, json_t **out, aff_error *err);
 aff_status ask__array(aff_ask *a, const json_t *obj, const char *key, json_t **out, aff_error *err);
+bool ask__is_name(const json_t *v); /* a text that is not empty, without NUL */
 aff_status ask__text(aff_ask *a, const json_t *obj, const char *key, const char **out, aff_error *err);
 /* temperature, top_p, top_k, min_p, seed, penalties, logit_bias, stream: as in every dialect. */
 aff_status ask__sampling(aff_ask *a, int vocab, double max_temperature, aff_error *err);

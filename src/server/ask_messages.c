@@ -153,7 +153,7 @@ static aff_status tool(aff_ask *a, json_t *v, size_t i, aff_error *err)
     const json_t *type = json_object_get(v, "type"), *name = json_object_get(v, "name");
     if (!json_is_object(v)) return ask__bad(a, err, at, "expected an object");
     if (json_is_string(type) && strcmp(json_string_value(type), "custom") != 0) return ask__ignore(a, at, err);
-    if (!aff__json_is_text(name) || !json_string_length(name)) return ask__bad(a, err, at, "expected a name");
+    if (!ask__is_name(name)) return ask__bad(a, err, at, "expected a name (without NUL)");
     json_t *f = json_pack("{s:O}", "name", name), *d = ask__get(v, "description"),
            *schema = ask__get(v, "input_schema");
     if (!f || (d && json_object_set(f, "description", d) != 0) ||

@@ -157,7 +157,7 @@ static aff_status tools(aff_ask *a, aff_error *err)
             AFF_TRY(ask__ignore(a, at, err));
             continue;
         }
-        if (!aff__json_is_text(json_object_get(v, "name"))) return ask__bad(a, err, at, "expected a name");
+        if (!ask__is_name(json_object_get(v, "name"))) return ask__bad(a, err, at, "expected a name (without NUL)");
         json_t *f = json_copy(v);
         json_object_del(f, "type");
         json_object_del(f, "strict");

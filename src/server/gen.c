@@ -499,7 +499,7 @@ static void all_done(aff_gen *g)
             g->w->end(g);
         aff__gen_flush(g);
     } else if (err) {
-        aff__answer_error(g->x, g->ask.dialect, 500, err->msg, NULL, NULL);
+        aff__answer_error(g->x, g->ask.dialect, err->code == AFF_E_DEVICE ? 503 : 500, err->msg, NULL, NULL);
     } else {
         g->w->whole(g);
         if (g->out.failed)
@@ -662,7 +662,7 @@ static void refuse(aff_gen *g, aff_status s, const aff_error *err)
     } else if (s == AFF_E_INVALID) {
         aff__answer_error(g->x, g->ask.dialect, 400, err->msg, g->ask.param, NULL);
     } else {
-        aff__answer_error(g->x, g->ask.dialect, 500, err->msg, NULL, NULL);
+        aff__answer_error(g->x, g->ask.dialect, s == AFF_E_DEVICE ? 503 : 500, err->msg, NULL, NULL);
     }
 }
 

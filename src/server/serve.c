@@ -7,13 +7,17 @@
 #include "server/server.h"
 #include "ui/dash.h"
 #include "ui/guard.h"
+#include <errno.h>
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
+
+enum { AFF_EXIT_DEVICE = 4, AFF_FAILED_SECONDS = 10 };
 
 typedef struct flags {
     const char *model, *tokenizer, *host, *key_file, *cors, *name, *format, *numerics, *dspark, *dspark_model, *width;
@@ -160,6 +164,23 @@ static aff_status fill(const flags *f, aff_server_options *o, aff_net_options *n
     return AFF_OK;
 }
 
+/* The device has failed: as if a signal had come. */
+static void end_program(void *ctx)
+{
+    atomic_bool *failed = ctx;
+    atomic_store(failed, true);
+    kill(getpid(), SIGTERM);
+}
+
+/* Clients and watchers get to see the 503 for a moment before nobody answers any more. */
+static void stay(int64_t seconds)
+{
+    const int64_t ms = 1000 * (seconds < AFF_FAILED_SECONDS ? seconds : AFF_FAILED_SECONDS);
+    struct timespec t = {.tv_sec = (time_t)(ms / 1000), .tv_nsec = (long)(ms % 1000) * 1000000};
+    while (nanosleep(&t, &t) != 0 && errno == EINTR) {
+    }
+}
+
 static void warn(void *ctx, const char *line)
 {
     fprintf(stderr, "affinity: %s\n", line);
@@ -295,6 +316,8 @@ int aff__serve_main(int argc, char **argv)
     signals sig;
     char address[160], stage[192];
     aff_memplan p;
+    atomic_bool failed;
+    atomic_init(&failed, false);
     int code = parse(&f, argc, argv);
     if (code >= 0) return code;
     aff_status s = fill(&f, &o, &no, &err);
@@ -314,6 +337,8 @@ int aff__serve_main(int argc, char **argv)
     }
     o.api_key = key;
     o.engine.warn = warn;
+    o.failed = end_program;
+    o.failed_ctx = &failed;
     s = catch_signals(&sig, &err);
     if (s != AFF_OK) {
         free(key);
@@ -345,6 +370,10 @@ int aff__serve_main(int argc, char **argv)
         aff__dash_stage(dash, stage, true);
         aff__dash_watch(dash, aff__server_engine(server), net);
         let_signals_through(&sig);
+        if (atomic_load(&failed)) {
+            aff__dash_stage(dash, "the device failed", false);
+            stay(f.drain);
+        }
         aff__dash_stage(dash, "stopping", false);
         fprintf(stderr, "affinity: stopping; answers in progress have %lld s\n", (long long)f.drain);
     }
@@ -355,5 +384,5 @@ int aff__serve_main(int argc, char **argv)
     aff__tokenizer_free(tok);
     aff__net_close(net);
     free(key);
-    return s == AFF_OK ? 0 : complain(&err, 1);
+    return s != AFF_OK ? complain(&err, 1) : atomic_load(&failed) ? AFF_EXIT_DEVICE : 0;
 }

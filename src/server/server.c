@@ -10,7 +10,7 @@
 #include <string.h>
 #include <time.h>
 
-typedef enum phase { LOADING, SERVING, STOPPING } phase;
+typedef enum phase { LOADING, SERVING, FAILED, STOPPING } phase; /* FAILED: its device has */
 
 struct aff_server {
     aff_server_options o;
@@ -556,6 +556,12 @@ static void handle(void *ctx, aff_exchange *x)
         refuse_for_now(x, "the model is being loaded: try again later");
     } else if (at == STOPPING && r->post) {
         refuse_for_now(x, "the server is stopping");
+    } else if (at == FAILED && r->post) {
+        aff_error why = {0};
+        aff__engine_broken(s->sv.engine, &why);
+        char text[sizeof why.msg + 80];
+        snprintf(text, sizeof text, "the device failed, the server ends: %s", why.msg);
+        refuse_for_now(x, text);
     } else if (!r->post) {
         r->fn(s, x);
     } else if (!aff__lanes_put(s->lanes, x)) {
@@ -580,8 +586,17 @@ static void refuse(void *ctx, aff_exchange *x, int status, const char *message)
 
 static void *step(void *ctx)
 {
-    aff_engine *e = ctx;
-    while (aff__engine_wait(e)) aff__engine_step(e);
+    aff_server *s = ctx;
+    aff_engine *e = s->sv.engine;
+    bool told = false;
+    while (aff__engine_wait(e)) {
+        aff__engine_step(e);
+        if (told || !aff__engine_broken(e, NULL)) continue;
+        told = true;
+        int serving = SERVING;
+        atomic_compare_exchange_strong(&s->phase, &serving, FAILED);
+        if (s->o.failed) s->o.failed(s->o.failed_ctx);
+    }
     return NULL;
 }
 
@@ -627,7 +642,7 @@ aff_status aff__server_ready(aff_server *s, const aff_net *net, const aff_tokeni
     AFF_TRY(aff__vocab_of(&s->vocab, tok, (int32_t)s->sv.cfg->eos, err));
     s->sv.vocab = s->vocab;
     AFF_TRY(aff__engine_create(&s->sv.engine, net, &s->o.engine, err));
-    if (pthread_create(&s->engine_thread, NULL, step, s->sv.engine) != 0)
+    if (pthread_create(&s->engine_thread, NULL, step, s) != 0)
         return aff__fail(err, AFF_E_NOMEM, "server: cannot start a thread");
     s->stepping = true;
     atomic_store(&s->phase, SERVING);
@@ -667,7 +682,8 @@ void aff__server_stop(aff_server *s, int drain_ms)
 {
     if (!s) return;
     int serving = SERVING;
-    const bool served = atomic_compare_exchange_strong(&s->phase, &serving, STOPPING); /* else it stays at LOADING */
+    bool served = atomic_compare_exchange_strong(&s->phase, &serving, STOPPING); /* else it stays at LOADING or FAILED */
+    served |= serving == FAILED;
     if (s->http) aff__http_drain(s->http, served ? drain_ms : 0);
     aff__lanes_stop(s->lanes);
     if (served) {

@@ -15,6 +15,9 @@ typedef struct aff_server_options {
     int64_t max_tokens_floor;
     const char *replay_dir; /* where turns are kept for the next process (replay.h); NULL: nowhere */
     uint64_t replay_bytes;  /* bound on them; 0: 64 MiB */
+    /* The engine's device has failed: requests get 503 from now on, and the server should end. On the engine thread. NULL allowed. */
+    void (*failed)(void *ctx);
+    void *failed_ctx;
 } aff_server_options;
 
 typedef struct aff_server aff_server;

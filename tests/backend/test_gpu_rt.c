@@ -1,6 +1,6 @@
 /* The runtime table on emulated devices: device names, memory, streams, events, graphs, launches by number. */
 #include "support/test.h"
-#include "backend/gpu/rt.h"
+#include "backend/gpu/rt_driver.h"
 #include <math.h>
 #include <string.h>
 
@@ -35,6 +35,81 @@ static void test_names(void **state)
     assert_true(s.kind == AFF_RT_EMU && s.count == 2 && s.bytes == 512u << 20 && !s.amd);
     assert_int_equal(aff__device_parse(&s, "emu-amd:3G", NULL), AFF_OK);
     assert_true(s.kind == AFF_RT_EMU && s.count == 1 && s.bytes == 3ull << 30 && s.amd);
+}
+
+/* Lists of cards, and how many: what is wrong with them is said, and that a model runs on one. */
+static void several_cards(void **state)
+{
+    static const struct {
+        const char *text, *says;
+        aff_status status;
+    } lists[] = {{"cuda:0,cuda:1", "2 cards: this version runs a model on one card", AFF_E_UNSUPPORTED},
+                 {"hip:0,hip:1,hip:2", "3 cards: this version", AFF_E_UNSUPPORTED},
+                 {"cuda:0,cpu", "expected cards only in a list, got cpu", AFF_E_INVALID},
+                 {"cuda:0,", "behind every comma", AFF_E_INVALID},
+                 {"cuda:0,cuda:x", "--device cuda:x: expected auto", AFF_E_INVALID},
+                 {"emu:1M,fault=0", "expected auto", AFF_E_INVALID},
+                 {"emu:1M,fault", "expected auto", AFF_E_INVALID},
+                 {"emu:1M,taken=", "expected auto", AFF_E_INVALID}};
+    aff_device_spec s;
+    aff_error e;
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        assert_int_equal(aff__device_parse(&s, lists[i].text, &e), lists[i].status);
+        if (!strstr(e.msg, lists[i].says)) fail_msg("%s: %s", lists[i].text, e.msg);
+    }
+    assert_int_equal(aff__device_parse(&s, "emu:3x2M,taken=5K,fault=7", NULL), AFF_OK);
+    assert_true(s.count == 3 && s.bytes == 2 << 20 && s.taken == 5 << 10 && s.fault == 7);
+    assert_int_equal(aff__device_gpus(&s, 4, &e), AFF_E_INVALID);
+    assert_string_equal(e.msg, "--gpus 4: expected at most 3, so many emu cards there are");
+    assert_int_equal(aff__device_gpus(&s, 2, &e), AFF_E_UNSUPPORTED);
+    assert_non_null(strstr(e.msg, "one card"));
+    assert_int_equal(aff__device_gpus(&s, 1, NULL), AFF_OK);
+    s.choice = AFF_DEVICE_CPU;
+    assert_int_equal(aff__device_gpus(&s, 1, &e), AFF_E_INVALID);
+}
+
+/* No library, one without the calls: what is missing has a name. */
+static void drivers(void **state)
+{
+    static const char *const none[] = {"libno-such-driver.so.1", NULL}, *const old[] = {"libm.so.6", NULL};
+    aff_driver d = {0};
+    aff__driver_load(&d, none, false);
+    assert_int_equal(d.devices, 0);
+    assert_string_equal(d.why, "libno-such-driver.so.1 is not installed (no NVIDIA driver)");
+    d = (aff_driver){0};
+    aff__driver_load(&d, none, true);
+    assert_string_equal(d.why, "libno-such-driver.so.1 is not installed (no AMD driver)");
+    d = (aff_driver){0};
+    aff__driver_load(&d, old, false);
+    assert_int_equal(d.devices, 0);
+    assert_string_equal(d.why, "libm.so.6 has no cuInit: the driver is too old");
+    d = (aff_driver){0};
+    aff__driver_load(&d, old, true);
+    assert_string_equal(d.why, "libm.so.6 has no hipInit: the driver is too old");
+}
+
+/* Another program takes memory after it was asked what is free: the allocation says what it was for, and how much there
+ * is. */
+static void memory_that_others_take(void **state)
+{
+    aff_rt *rt = open_emu("emu:8M,taken=5M", 0);
+    uint64_t bytes, use[AFF_USES];
+    void *p;
+    aff_error e;
+    assert_int_equal(aff__rt_free_memory(rt, &bytes, NULL), AFF_OK);
+    assert_int_equal(bytes, 8 << 20);
+    assert_int_equal(aff__rt_alloc(rt, &p, 4 << 20, "dense weights", &e), AFF_E_NOMEM);
+    assert_string_equal(e.msg, "emu:0: out of memory: dense weights needs 4194304 bytes, 3145728 of 8388608 are free");
+    assert_int_equal(aff__rt_alloc(rt, &p, 2 << 20, "dense weights", &e), AFF_OK);
+    assert_int_equal(aff__rt_free_memory(rt, &bytes, NULL), AFF_OK);
+    assert_int_equal(bytes, 1 << 20);
+    aff__rt_uses(rt, use);
+    assert_int_equal(use[AFF_USE_WEIGHTS], 2 << 20);
+    assert_int_equal(use[AFF_USE_STATE] + use[AFF_USE_EXPERTS] + use[AFF_USE_BUFFERS], 0);
+    aff__rt_free(rt, p);
+    aff__rt_uses(rt, use);
+    assert_int_equal(use[AFF_USE_WEIGHTS], 0);
+    aff__rt_close(rt);
 }
 
 static void norm(const char *device, int T, int n, bool weighted, uint32_t seed, float *y)
@@ -193,8 +268,11 @@ static void test_bad_launches(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names),  cmocka_unit_test(test_rmsnorm), cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_events), cmocka_unit_test(test_graph),   cmocka_unit_test(test_bad_launches),
+        cmocka_unit_test(test_names),        cmocka_unit_test(several_cards),
+        cmocka_unit_test(drivers),           cmocka_unit_test(memory_that_others_take),
+        cmocka_unit_test(test_rmsnorm),      cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_events),       cmocka_unit_test(test_graph),
+        cmocka_unit_test(test_bad_launches),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

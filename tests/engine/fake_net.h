@@ -27,6 +27,7 @@ struct aff_runner {
 
 static aff_net fake_net = {.cfg = {.vocab = VOCAB, .max_positions = CONTEXT, .bos = 0, .eos = EOS}};
 static int fake_calls, fake_rows, fake_largest, fake_logit_rows, fake_fail_at, fake_most_sequences;
+static aff_status fake_status = AFF_E_IO; /* of the pass that fails */
 static int32_t fake_favourite[CONTEXT + 1]; /* > 0: this token wins after that many tokens */
 static bool fake_nan[CONTEXT + 1];          /* the logits after that many tokens are NaN */
 static bool fake_flat;                      /* the logits do not depend on the tokens */
@@ -35,6 +36,7 @@ static bool fake_eos;                       /* EOS is a token like others; else 
 __attribute__((unused)) static void fake_reset(void)
 {
     fake_calls = fake_rows = fake_largest = fake_logit_rows = fake_fail_at = fake_most_sequences = 0;
+    fake_status = AFF_E_IO;
     memset(fake_favourite, 0, sizeof fake_favourite);
     memset(fake_nan, 0, sizeof fake_nan);
     fake_eos = fake_flat = false;
@@ -142,7 +144,7 @@ aff_status aff__forward_many(aff_runner *r, const aff_batch *b, int count, aff_e
     fake_rows += rows;
     if (rows > fake_largest) fake_largest = rows;
     if (count > fake_most_sequences) fake_most_sequences = count;
-    if (fake_fail_at && fake_calls == fake_fail_at) return aff__fail(err, AFF_E_IO, "shard 2: cannot read");
+    if (fake_fail_at && fake_calls == fake_fail_at) return aff__fail(err, fake_status, "shard 2: cannot read");
     for (int i = 0; i < count; i++) fake_batch(&b[i]);
     return AFF_OK;
 }

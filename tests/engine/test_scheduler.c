@@ -277,6 +277,39 @@ static void nan_is_an_error_of_one_request(void **state)
         }
 }
 
+static int warnings;
+static void on_warn(void *ctx, const char *line)
+{
+    warnings++;
+    assert_non_null(strstr(line, "shard 2: cannot read"));
+}
+
+/* A device's fault in one pass ends what is in it, what is beside it and what waits, and is told once. */
+static void a_broken_device_ends_everything(void **state)
+{
+    aff_engine *e = engine(&(aff_engine_options){.context = CONTEXT, .slots = 2, .chunk = 8, .warn = on_warn});
+    aff_error why = {0};
+    warnings = 0;
+    for (int i = 0; i < 5; i++) assert_int_equal(submit(e, make(i, 5 + 20 * (i == 1), 6, &greedy)), AFF_OK);
+    aff__engine_step(e);
+    assert_false(aff__engine_broken(e, &why));
+    fake_fail_at = fake_calls + 2;
+    fake_status = AFF_E_DEVICE;
+    assert_true(aff__engine_step(e));
+    assert_false(aff__engine_step(e)); /* nothing is left */
+    assert_true(aff__engine_broken(e, &why));
+    assert_non_null(strstr(why.msg, "shard 2: cannot read"));
+    for (int i = 0; i < 5; i++) {
+        assert_int_equal(jobs[i].done, 1);
+        assert_int_equal(jobs[i].status, AFF_E_DEVICE);
+        assert_non_null(strstr(jobs[i].err.msg, "shard 2: cannot read"));
+    }
+    assert_int_equal(submit(e, make(5, 5, 6, &greedy)), AFF_E_DEVICE);
+    assert_non_null(strstr(err.msg, "the device failed: shard 2: cannot read"));
+    assert_int_equal(warnings, 1);
+    aff__engine_free(e);
+}
+
 static void a_failed_pass_ends_its_requests_only(void **state)
 {
     aff_engine *e = engine(&(aff_engine_options){.slots = 2});
@@ -541,6 +574,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup(an_end_inside_a_block, reset),
         cmocka_unit_test_setup(the_context_ends_inside_a_block, reset),
         cmocka_unit_test_setup(nan_is_an_error_of_one_request, reset),
+        cmocka_unit_test_setup(a_broken_device_ends_everything, reset),
         cmocka_unit_test_setup(a_failed_pass_ends_its_requests_only, reset),
         cmocka_unit_test_setup(cancelled_anywhere, reset),
         cmocka_unit_test_setup(a_full_queue_refuses, reset),

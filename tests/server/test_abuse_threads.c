@@ -101,6 +101,10 @@ static void every_dialect_says_what_is_wrong(void **state)
             expect_400(s, paths[d], body, types[i].says);
         }
     }
+    expect_400(s, "/v1/completions", "{\"prompt\": [\"a\", \"b\"]}", "got an array of 2");
+    expect_400(s, CHAT, "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"tools\": [{\"type\": \"function\", \"function\": {\"name\": \"a\\u0000b\"}}]}", "without NUL");
+    expect_400(s, "/v1/messages", "{\"max_tokens\": 1, \"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"tools\": [{\"name\": \"a\\u0000b\", \"input_schema\": {}}]}", "without NUL");
+    expect_400(s, "/v1/responses", "{\"input\": \"a\", \"tools\": [{\"type\": \"function\", \"name\": \"a\\u0000b\"}]}", "without NUL");
     still_well(s);
     aff__server_stop(s, 0);
 }

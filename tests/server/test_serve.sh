@@ -69,4 +69,28 @@ kill -TERM "$pid"
 cat <&3 >"$tmp/rest"
 wait "$pid"
 same "exit code of a server on a card" 0 $?
+
+# A kernel faults: said once, with the kernel's name; the answer in progress ends with an error; then 503 in each dialect's shape, also in /health;
+# then the server ends.
+"$affinity" --serve -m "$model" --port 0 --threads 1 --kv-size 2048 --api-key-file "$tmp/key" --max-tokens-floor 0 --device emu:512M,fault=400 2>"$tmp/log" &
+pid=$!
+exec 3<"$tmp/log"
+while IFS= read -r line <&3; do
+    case $line in *"listening on http://127.0.0.1:"*) port=${line##*:}; break ;; esac
+done
+ask POST /v1/chat/completions secret '{"messages": ['"$question"'], "temperature": 0}'
+grep -q '^HTTP/1.1 503' "$tmp/answer" || fail "a fault ends the answer: $(cat "$tmp/answer")"
+grep -q 'a fault, as was asked for, in launch 400' "$tmp/answer" || fail "the error says what failed: $(cat "$tmp/answer")"
+ask POST /v1/chat/completions secret '{"messages": ['"$question"'], "stream": true}'
+grep -q '^HTTP/1.1 503' "$tmp/answer" || fail "no request after a fault: $(cat "$tmp/answer")"
+grep -qE '"type": "unavailable_error", "message": "the device failed, the server ends: emu:0: kernel ' "$tmp/answer" || fail "503 of chat: $(cat "$tmp/answer")"
+ask POST /v1/messages secret '{"max_tokens": 3, "messages": ['"$question"']}'
+grep -qE '"type": "overloaded_error", "message": "the device failed' "$tmp/answer" || fail "503 of messages: $(cat "$tmp/answer")"
+ask GET /health '' ''
+grep -q '^HTTP/1.1 503' "$tmp/answer" || fail "/health after a fault: $(cat "$tmp/answer")"
+grep -q 'a fault, as was asked for' "$tmp/answer" || fail "/health says why: $(cat "$tmp/answer")"
+cat <&3 >"$tmp/rest"
+wait "$pid"
+same "exit code after a fault" 4 $?
+same "a fault is said once" 1 "$(grep -c 'the device failed, nothing can run on it any more: emu:0: kernel .*: a fault' "$tmp/rest")"
 finish

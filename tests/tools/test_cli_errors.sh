@@ -117,4 +117,14 @@ refused 2 "--ui dash: expected a terminal as standard input and output, got none
 refused 2 "--ui: expected auto, dash or plain, got 'x'" -m "$src/models/tiny-v4" -p x --ui x
 refused 2 "--ui dash shows a text as it comes" -m "$src/models/tiny-v4" -p x --ui dash --dump-logits 1
 refused 2 "--chat-format: expected auto, v4, 0731 or v4.1, got 'x'" -m "$src/models/tiny-v4" -p x --chat-format x
+
+# Cards: more than there are, more than are used, too small, memory that another program takes first.
+tiny=$src/models/tiny-v4
+refused 2 "--gpus 3: expected at most 2, so many emu cards there are" -m "$tiny" -p x --gpus 3 --device emu:2x64M
+refused 2 "--gpus 2: this version runs a model on one card: use --gpus 1 or --device emu:0" -m "$tiny" -p x --gpus 2 --device emu:2x64M
+refused 2 "--gpus and --device cpu: expected one of them" -m "$tiny" -p x --gpus 1 --device cpu
+refused 2 "--device cuda:0,cuda:1: 2 cards: this version runs a model on one card" -m "$tiny" -p x --device cuda:0,cuda:1
+refused 3 "weights and the buffers of a pass must fit on the card" -m "$tiny" -p x -n 1 --device emu:20M
+refused 3 "of buffers: fewer --slots, a smaller --kv-commit" -m "$tiny" -p x -n 1 --kv-size 65536 --device emu:56M
+refused 3 "out of memory: dense weights needs" -m "$tiny" -p x -n 1 --device emu:512M,taken=495M
 finish

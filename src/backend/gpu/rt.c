@@ -22,38 +22,97 @@ static bool number(const char **p, uint64_t most, uint64_t *out)
     return true;
 }
 
-/* [Nx]SIZE */
+static bool size(const char **p, uint64_t *out)
+{
+    static const char units[] = "KMG";
+    uint64_t v;
+    if (!number(p, 1u << 30, &v)) return false;
+    const char *unit = **p ? strchr(units, **p) : NULL;
+    if (unit) ++*p;
+    *out = v << (unit ? 10 * (unit - units + 1) : 0);
+    return v > 0;
+}
+
+/* [Nx]SIZE[,fault=N][,taken=SIZE] */
 static bool emulated(const char *p, aff_device_spec *out)
 {
+    const char *start = p;
     uint64_t v;
-    int shift = 0;
-    if (!number(&p, 1u << 30, &v)) return false;
-    if (*p == 'x') {
-        if (v < 1 || v > 16) return false;
+    if (number(&p, 16, &v) && *p == 'x' && v) {
         out->count = (int)v;
         p++;
-        if (!number(&p, 1u << 30, &v)) return false;
+    } else {
+        p = start;
     }
-    switch (*p) {
-    case 'K':
-        shift = 10;
-        break;
-    case 'M':
-        shift = 20;
-        break;
-    case 'G':
-        shift = 30;
-        break;
+    if (!size(&p, &out->bytes)) return false;
+    while (*p) {
+        if (strncmp(p, ",fault=", 7) == 0) {
+            p += 7;
+            if (!number(&p, 1u << 30, &out->fault) || !out->fault) return false;
+        } else if (strncmp(p, ",taken=", 7) == 0) {
+            p += 7;
+            if (!size(&p, &out->taken)) return false;
+        } else {
+            return false;
+        }
     }
-    if (shift) p++;
-    out->bytes = v << shift;
-    return *p == 0 && v > 0;
+    return true;
 }
 
 static const char *after(const char *text, const char *word)
 {
     const size_t n = strlen(word);
     return strncmp(text, word, n) == 0 && (text[n] == 0 || text[n] == ':') ? text + n : NULL;
+}
+
+/* cuda:0,cuda:1 and the like: each must be a card; a model runs on one. */
+static aff_status several(const char *text, aff_error *err)
+{
+    const char *p = text;
+    int n = 0;
+    while (*p) {
+        char one[32];
+        aff_device_spec spec;
+        const size_t length = strcspn(p, ",");
+        if (length >= sizeof one) return aff__fail(err, AFF_E_INVALID, "--device %s: expected names of cards separated by commas", text);
+        memcpy(one, p, length);
+        one[length] = 0;
+        AFF_TRY(aff__device_parse(&spec, one, err));
+        if (spec.choice != AFF_DEVICE_RT)
+            return aff__fail(err, AFF_E_INVALID, "--device %s: expected cards only in a list, got %s", text, one);
+        n++;
+        p += length;
+        if (*p == ',' && *++p == 0) return aff__fail(err, AFF_E_INVALID, "--device %s: expected a card behind every comma", text);
+    }
+    return aff__fail(err, AFF_E_UNSUPPORTED, "--device %s: %d cards: this version runs a model on one card: name one of them", text, n);
+}
+
+aff_status aff__device_gpus(const aff_device_spec *spec, int64_t gpus, aff_error *err)
+{
+    const char *why = NULL, *words[] = {"cuda", "hip", "emu"};
+    const bool named = spec->choice == AFF_DEVICE_RT;
+    int n, kind = AFF_RT_CUDA;
+    if (spec->choice == AFF_DEVICE_CPU) return aff__fail(err, AFF_E_INVALID, "--gpus and --device cpu: expected one of them, got both");
+    if (named && spec->kind == AFF_RT_EMU) {
+        kind = AFF_RT_EMU;
+        n = spec->count;
+    } else {
+        kind = named ? spec->kind : AFF_RT_CUDA;
+        n = aff__rt_count((aff_rt_kind)kind, &why);
+        if (!named && !n) {
+            const char *other;
+            const int hip = aff__rt_count(AFF_RT_HIP, &other);
+            if (hip) kind = AFF_RT_HIP;
+            n = hip;
+        }
+    }
+    if (!n) return aff__fail(err, AFF_E_UNSUPPORTED, "--gpus %lld: no card: %s", (long long)gpus, why ? why : "none was found");
+    if (gpus > n)
+        return aff__fail(err, AFF_E_INVALID, "--gpus %lld: expected at most %d, so many %s cards there are", (long long)gpus, n, words[kind]);
+    if (gpus > 1)
+        return aff__fail(err, AFF_E_UNSUPPORTED, "--gpus %lld: this version runs a model on one card: use --gpus 1 or --device %s:0", (long long)gpus,
+                         words[kind]);
+    return AFF_OK;
 }
 
 aff_status aff__device_parse(aff_device_spec *out, const char *text, aff_error *err)
@@ -69,6 +128,7 @@ aff_status aff__device_parse(aff_device_spec *out, const char *text, aff_error *
     bool ok = false;
     *out = (aff_device_spec){.choice = AFF_DEVICE_AUTO, .count = 1};
     if (strcmp(text, "auto") == 0) return AFF_OK;
+    if (strchr(text, ',') && strncmp(text, "emu", 3) != 0) return several(text, err);
     if (strcmp(text, "cpu") == 0) {
         out->choice = AFF_DEVICE_CPU;
         return AFF_OK;

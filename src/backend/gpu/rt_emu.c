@@ -47,6 +47,7 @@ typedef struct device {
     piece *pieces, *commits;
     aff_stream *streams;
     aff_graph *capturing;
+    uint64_t launches, fault_at, taken; /* device.h */
     bool broken;
     aff_error fault;
     struct device *next;
@@ -139,6 +140,12 @@ static aff_emu_state run_launch(aff_stream *s, work *w)
     device *d = s->d;
     aff_error e;
     if (!w->launch) {
+        if (++d->launches == d->fault_at) {
+            char text[160];
+            snprintf(text, sizeof text, "kernel %s: a fault, as was asked for, in launch %llu", aff__kernel_name(w->k), (unsigned long long)d->launches);
+            set_fault(d, text);
+            return AFF_EMU_FAULT;
+        }
         thread_seed = thread_seed ? thread_seed * 747796405u + 1 : 0;
         if (aff__emu_launch_create(&w->launch, &d->kernels[w->k], w->grid, w->block, w->smem,
                                    w->flags & AFF_LAUNCH_COOPERATIVE, w->args, thread_seed, &e) != AFF_OK) {
@@ -240,6 +247,8 @@ static aff_status run_until(device *d, const aff_stream *s, const aff_event *e, 
 /* Counts bytes of device memory; false when there are not that many. */
 static bool charge(device *d, uint64_t bytes)
 {
+    d->used += d->taken < d->rt.info.memory - d->used ? d->taken : d->rt.info.memory - d->used; /* the other program was first */
+    d->taken = 0;
     const bool ok = bytes <= d->rt.info.memory - d->used;
     if (ok) d->used += bytes;
     return ok;
@@ -594,6 +603,8 @@ aff_status aff__rt_emu_open(aff_rt **out, const aff_device_spec *spec, aff_error
         return aff__fail(err, AFF_E_INVALID, "--device emu: device %d of %d", spec->index, spec->count);
     AFF_TRY(aff__calloc(&d, 1, sizeof *d, "emulated device", err));
     d->rt.ops = &ops;
+    d->fault_at = spec->fault;
+    d->taken = spec->taken;
     d->kernels = spec->amd ? aff__emu_kernels_amd : aff__emu_kernels_nv;
     d->rt.info = (aff_rt_info){.kind = AFF_RT_EMU,
                                .index = spec->index,
