@@ -23,6 +23,13 @@ void aff__gpu_launch(aff_gpu *g, aff_kernel k, int64_t grid, unsigned block, uin
                                      aff__rt_info(g->rt)->programmatic ? AFF_LAUNCH_PROGRAMMATIC : 0, args, &err), &err);
 }
 
+void aff__gpu_launch_together(aff_gpu *g, aff_kernel k, int64_t grid, unsigned block, uint64_t smem, const void *args)
+{
+    aff_error err;
+    if (g->status != AFF_OK) return;
+    aff__gpu_note(g, aff__rt_launch(g->rt, g->s, k, (unsigned)grid, block, (unsigned)smem, AFF_LAUNCH_COOPERATIVE, args, &err), &err);
+}
+
 static void drop_records(aff_gpu *g)
 {
     for (int i = 0; i < g->n_records; i++) {

@@ -85,7 +85,8 @@ typedef struct aff_gpu_stage {
 
 /* gpu_stream.c: slots on the card through which experts pass for the many rows of a prompt, in two groups. */
 typedef struct aff_gpu_groups {
-    char *at;
+    char *at;          /* in passes of few rows, both groups: where experts are brought to (args.h, aff_k_bring) */
+    uint32_t *arrived; /* [2 * each] of them */
     int each;          /* slots of a group */
     aff_stream *copies;
     aff_event *planned, *copied[2], *used[2];
@@ -189,6 +190,8 @@ static inline aff_gpu *aff__gpu_of(aff_backend *b)
 /* Notes the first failure. */
 void aff__gpu_note(aff_gpu *g, aff_status s, const aff_error *err);
 void aff__gpu_launch(aff_gpu *g, aff_kernel k, int64_t grid, unsigned block, uint64_t smem, const void *args);
+/* All of its blocks run side by side. */
+void aff__gpu_launch_together(aff_gpu *g, aff_kernel k, int64_t grid, unsigned block, uint64_t smem, const void *args);
 /* `bytes` of scratch; NULL after a failure was noted. */
 void *aff__gpu_scratch(aff_gpu *g, aff_gpu_scratch which, uint64_t bytes);
 
