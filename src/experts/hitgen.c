@@ -87,14 +87,20 @@ static int32_t choose(const aff_hitgen *g, int layer, int from, int to, double u
     return -1;
 }
 
+static int tier_of(const aff_hitgen *g, double u)
+{
+    double upto = 0;
+    int t = 0;
+    while (t < AFF_TIERS - 1 && u >= (upto += g->o.share[t])) t++;
+    return t;
+}
+
 void aff__hitgen_pick(const aff_hitgen *g, int layer, uint64_t key, int32_t *out)
 {
     const int *first = g->first + (int64_t)layer * (AFF_TIERS + 1);
     for (int k = 0; k < g->o.picks; k++) {
-        const double u = uniform(g->o.seed, layer, key, k, 0), at = uniform(g->o.seed, layer, key, k, 1);
-        double upto = 0;
-        int t = 0;
-        while (t < AFF_TIERS - 1 && u >= (upto += g->o.share[t])) t++;
+        const double at = uniform(g->o.seed, layer, key, k, 1);
+        const int t = tier_of(g, uniform(g->o.seed, layer, key, k, 0));
         out[k] = choose(g, layer, first[t], first[t + 1], at, out, k, NULL, 0);
         if (out[k] < 0) out[k] = choose(g, layer, 0, g->o.experts, at, out, k, NULL, 0);
     }
@@ -109,7 +115,8 @@ void aff__hitgen_predict(const aff_hitgen *g, int layer, uint64_t key, double re
         out[k] = right[k];
         if (uniform(g->o.seed, layer, key, k, 2) < recall) continue;
         const double at = uniform(g->o.seed, layer, key, k, 3);
-        int32_t e = choose(g, layer, first[AFF_TIER_HOST], first[AFF_TIER_HOST + 1], at, out, k, right, K);
+        const int t = tier_of(g, uniform(g->o.seed, layer, key, k, 4));
+        int32_t e = choose(g, layer, first[t], first[t + 1], at, out, k, right, K);
         if (e < 0) e = choose(g, layer, 0, g->o.experts, at, out, k, right, K);
         if (e >= 0) out[k] = e;
     }

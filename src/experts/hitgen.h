@@ -18,8 +18,8 @@ aff_status aff__hitgen_create(aff_hitgen **out, const aff_hitgen_options *o, aff
 void aff__hitgen_free(aff_hitgen *g);
 /* out[picks]: distinct. */
 void aff__hitgen_pick(const aff_hitgen *g, int layer, uint64_t key, int32_t *out);
-/* A guess at them: each of `picks` is right with probability `recall`, else another expert of the host's tier, or, without one, any other. out[picks]:
- * distinct, the wrong ones in the places of those that were missed. */
+/* A guess at them: each of `picks` is right with probability `recall`, else another expert, by tiers as picks are. out[picks]: distinct, the wrong ones in the
+ * places of those that were missed. */
 void aff__hitgen_predict(const aff_hitgen *g, int layer, uint64_t key, double recall, int32_t *out);
 /* Both for keys 0..keys-1, as router tables: picks and (NULL: none) guess [layers][keys][picks]. */
 aff_status aff__hitgen_tables(const aff_hitgen *g, int64_t keys, double recall, int32_t *picks, int32_t *guess, aff_error *err);

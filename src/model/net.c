@@ -592,7 +592,7 @@ aff_status aff__net_open(aff_net **out, const char *path, const aff_net_options 
     aff_net *n;
     AFF_TRY(aff__calloc(&n, 1, sizeof *n, "network", err));
     n->numerics = opt->numerics;
-    n->experts_file = opt->synthetic && opt->synthetic->expert_file;
+    n->experts_file = opt->synthetic && (opt->synthetic->expert_file || opt->synthetic->on_demand);
     n->outline = opt->outline;
     aff_status s = open_any(n, path, opt, err);
     if (s == AFF_OK) s = rope_tables(n, err);

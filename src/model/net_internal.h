@@ -47,7 +47,7 @@ struct aff_net {
     aff_weight e_proj, h_proj;                   /* MTP-1: [H,H] */
     const float *enorm, *hnorm;
 
-    bool outline, binding_draft, experts_file; /* of a synthetic network's experts */
+    bool outline, binding_draft, experts_file; /* a synthetic network's experts are in a file, or nowhere */
     aff_net_sizes sizes;
     aff_ckpt *ckpt;
     aff_container *main, *companion;

@@ -453,6 +453,7 @@ typedef struct {
     int slab, pool; /* per cent of all experts: slots of the slab, -1: one; of the pool; 100: inclusive */
     aff_placement_strategy strategy;
     bool draft_in_memory, errors, stalled, amd, only_full;
+    int prefetch; /* layers ahead; 0: off */
 } tiered;
 
 static aff_runner *open_tiered(const aff_net *net, const tiered *c)
@@ -475,6 +476,7 @@ static aff_runner *open_tiered(const aff_net *net, const tiered *c)
                                 .headroom = -1,
                                 .host_bytes = (uint64_t)(pool + (c->pool == 100 ? picks : 2 * picks + 8)) * pitch,
                                 .draft_in_memory = c->draft_in_memory,
+                                .prefetch = c->prefetch,
                                 .tiers = &t};
     must(aff__runner_experts(r, &o, &err));
     aff__tiers_stall(aff__runner_tiers(r), c->stalled);
@@ -484,17 +486,17 @@ static aff_runner *open_tiered(const aff_net *net, const tiered *c)
 static void test_tiers(void **state)
 {
     static const tiered configs[] = {
-        {"slab 45 %, all in the pool", 45, 100, AFF_PLACE_HEAT, true, false, false, false, false},
+        {"slab 45 %, all in the pool", 45, 100, AFF_PLACE_HEAT, true, false, false, false, false, 1},
         {"slab 45 %, all in the pool", 45, 100, AFF_PLACE_DEMAND, false, false, false, false, true},
         {"slab 45 %, all in the pool", 45, 100, AFF_PLACE_STATIC, false, false, false, false, true},
-        {"slab 45 %, the rest in the pool", 45, 60, AFF_PLACE_HEAT, true, false, false, true, false},
-        {"slab 45 %, the rest in the pool", 45, 60, AFF_PLACE_STATIC, true, false, false, false, true},
+        {"slab 45 %, the rest in the pool", 45, 60, AFF_PLACE_HEAT, true, false, false, true, false, 2},
+        {"slab 45 %, the rest in the pool", 45, 60, AFF_PLACE_STATIC, true, false, false, false, true, 1},
         {"slab 45 %, pool 10 %", 45, 10, AFF_PLACE_DEMAND, false, true, false, false, false},
-        {"slab 5 %, pool 60 %", 5, 60, AFF_PLACE_HEAT, true, true, false, false, true},
+        {"slab 5 %, pool 60 %", 5, 60, AFF_PLACE_HEAT, true, true, false, false, true, 1},
         {"slab 5 %, no pool", 5, 0, AFF_PLACE_HEAT, false, false, false, false, true},
         {"one slot, pool 30 %", -1, 30, AFF_PLACE_DEMAND, false, false, false, true, true},
         {"slab 45 %, mover stalled", 45, 30, AFF_PLACE_HEAT, false, false, true, false, true},
-        {"pool only", 0, 100, AFF_PLACE_HEAT, false, false, false, false, true},
+        {"pool only", 0, 100, AFF_PLACE_HEAT, false, false, false, false, true, 1},
         {"no slab, pool 10 %", 0, 10, AFF_PLACE_HEAT, false, true, false, false, false},
         {"disk only", 0, 0, AFF_PLACE_STATIC, false, true, false, false, true},
         {"all on the card", 100, 0, AFF_PLACE_HEAT, false, false, false, false, true},
@@ -529,18 +531,23 @@ static void test_tiers(void **state)
             aff__tiers_settle(t);
             must(aff__tiers_check(t, &err));
             const aff_tier_counters k = aff__tiers_counters(t);
-            print_message("%s, %s, %s: %d rows differ; experts used on the card %lld, in memory %lld, on disk %lld; %lld promoted, %lld over the link, %lld staged\n", c->name,
+            print_message("%s, %s, %s: %d rows differ; experts used on the card %lld, in memory %lld, on disk %lld; %lld promoted, %lld over the link, %lld fetched ahead, %lld staged\n", c->name,
                           aff__placement_strategy_name(c->strategy), amd ? "amd" : "nv", wrong, (long long)(k.picks[0][0] + k.picks[1][0]), (long long)(k.picks[0][1] + k.picks[1][1]),
-                          (long long)(k.picks[0][2] + k.picks[1][2]), (long long)(k.promotions[0] + k.promotions[1]), (long long)k.link_items, (long long)k.staged);
+                          (long long)(k.picks[0][2] + k.picks[1][2]), (long long)(k.promotions[0] + k.promotions[1]), (long long)k.link_items, (long long)k.prefetch_used,
+                          (long long)k.staged);
             assert_int_equal(wrong, 0);
             /* What the policy saw is what the card did: experts elsewhere were read or brought, on disk they were staged. */
             assert_int_equal(k.staged, k.picks[0][AFF_TIER_DISK] + k.picks[1][AFF_TIER_DISK]);
-            assert_int_equal(k.link_items + (int64_t)(k.stream_bytes / aff__experts_layout(net->experts).bytes),
+            assert_int_equal(k.link_items + k.prefetch_used + (int64_t)(k.stream_bytes / aff__experts_layout(net->experts).bytes),
                              k.picks[0][AFF_TIER_HOST] + k.picks[1][AFF_TIER_HOST] + k.picks[0][AFF_TIER_DISK] + k.picks[1][AFF_TIER_DISK]);
             /* Bytes by the counters are those that went through the copy engine's streams. */
-            const aff_gpu *g = aff__gpu_of(r->b);
+            aff_gpu *g = aff__gpu_of(r->b);
             assert_true(aff__rt_copied(g->rt, g->slab->moves) == k.up_bytes + k.down_bytes);
             assert_true(aff__rt_copied(g->rt, g->groups.copies) == k.stream_bytes);
+            aff__gpu_fetch_drain(g);
+            if (g->fetch) /* a flag of 8 bytes in front of each, one of 4 behind it */
+                assert_true(aff__rt_copied(g->rt, g->fetch->copies) == k.prefetch_bytes + 12 * (uint64_t)(k.prefetch_used + k.prefetch_wasted));
+            assert_int_equal(k.prefetch_asked, k.prefetch_used + k.prefetch_wasted + k.prefetch_cancelled);
             if (c->strategy == AFF_PLACE_STATIC) assert_int_equal(k.promotions[0] + k.promotions[1], 0);
             aff__runner_free(r);
         }

@@ -61,6 +61,14 @@ aff_k_job *aff__gpu_small(aff_gpu *g, int kind, int64_t blocks, uint64_t smem, c
     return &s->job[i];
 }
 
+void aff__gpu_launch_together(aff_gpu *g, aff_kernel k, int64_t grid, unsigned block, uint64_t smem, const void *args)
+{
+    aff_error err;
+    aff__gpu_flush(g);
+    if (g->status != AFF_OK) return;
+    aff__gpu_note(g, aff__rt_launch(g->rt, g->s, k, (unsigned)grid, block, (unsigned)smem, AFF_LAUNCH_COOPERATIVE, args, &err), &err);
+}
+
 static void drop_records(aff_gpu *g)
 {
     for (int i = 0; i < g->n_records; i++) {

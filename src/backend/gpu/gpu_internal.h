@@ -86,7 +86,8 @@ typedef struct aff_gpu_stage {
 
 /* gpu_stream.c: slots on the card through which experts pass for the many rows of a prompt, in two groups. */
 typedef struct aff_gpu_groups {
-    char *at;
+    char *at;          /* in passes of few rows, both groups: where experts are brought to (args.h, aff_k_bring) */
+    uint32_t *arrived; /* [2 * each] of them */
     int each;          /* slots of a group */
     aff_stream *copies;
     aff_event *planned, *copied[2], *used[2];
@@ -204,6 +205,8 @@ void aff__gpu_launch(aff_gpu *g, aff_kernel k, int64_t grid, unsigned block, uin
 aff_k_job *aff__gpu_small(aff_gpu *g, int kind, int64_t blocks, uint64_t smem, const float *in, const float *out, int64_t n);
 /* Sends off what waits. */
 void aff__gpu_flush(aff_gpu *g);
+/* All of its blocks run side by side. */
+void aff__gpu_launch_together(aff_gpu *g, aff_kernel k, int64_t grid, unsigned block, uint64_t smem, const void *args);
 /* `bytes` of scratch; NULL after a failure was noted. */
 void *aff__gpu_scratch(aff_gpu *g, aff_gpu_scratch which, uint64_t bytes);
 

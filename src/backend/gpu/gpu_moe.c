@@ -118,7 +118,11 @@ static void few_rows(work *w, int items)
     aff_k_experts *a = &w->a;
     const int units = aff__rt_info(g->rt)->units;
     if (a->copies) {
-        aff__gpu_launch(g, AFF_K_experts_stream_up, units, 512, aff__k_stream_smem(a->copies, a->hidden), a);
+        /* Blocks wait for others of the launch: a block a multiprocessor, they run side by side. Emulated, so do those of a cooperative launch. */
+        if (a->bring.slots && aff__rt_info(g->rt)->kind == AFF_RT_EMU)
+            aff__gpu_launch_together(g, AFF_K_experts_stream_up, 2, 512, aff__k_stream_smem(a->copies, a->hidden), a);
+        else
+            aff__gpu_launch(g, AFF_K_experts_stream_up, units, 512, aff__k_stream_smem(a->copies, a->hidden), a);
         aff__gpu_launch(g, AFF_K_experts_stream_down, units, 512, aff__k_stream_smem(a->copies, a->inter), a);
     } else {
         aff__gpu_launch(g, AFF_K_experts_up, (int64_t)items * w->up_tiles, 128, aff__k_experts_smem(a->dtype, a->hidden) + 4096, a);
@@ -151,6 +155,23 @@ static void place_fetch(aff_gpu *g, int row, aff_k_plan *p, aff_k_experts *a)
     f->guess.pending = false;
 }
 
+/* Experts that are not on the card are brought to the slots of the groups, which are for passes of many rows otherwise; where a record has gate and up
+ * in front of down, and there are blocks for both. */
+static void place_bring(aff_gpu *g, aff_k_plan *p, aff_k_experts *a)
+{
+    const aff_gpu_slab *s = g->slab;
+    uint32_t down = UINT32_MAX, before = 0;
+    for (int i = 0; i < 9; i++) {
+        const uint32_t at = a->off[i / 3][i % 3];
+        if (i >= 6 && at < down) down = at;
+        if (i < 6 && at > before) before = at;
+    }
+    if (!g->groups.at || before >= down || down % 16 || aff__rt_info(g->rt)->units < 2) return;
+    a->bring = (aff_k_bring){(uint64_t)(uintptr_t)g->groups.at, s->o.pitch, g->groups.arrived, (uint32_t)s->o.bytes, down, 2 * g->groups.each};
+    p->arrived = g->groups.arrived;
+    p->bring = a->bring.slots;
+}
+
 /* What the plan needs to know about where experts are, and the kernels after it: `away`, some may be elsewhere than on the card, `few` or many rows. */
 static void place_plan(aff_gpu *g, int row, bool away, bool few, aff_k_plan *p, aff_k_experts *a)
 {
@@ -160,6 +181,7 @@ static void place_plan(aff_gpu *g, int row, bool away, bool few, aff_k_plan *p, 
     if (row >= 0) p->ring = (aff_k_ring){.pitch = s->o.pitch, .layer = row};
     if (away && !few) p->group = (uint64_t)(uintptr_t)g->groups.at, p->group_slots = 2 * g->groups.each;
     if (few && row >= 0 && g->fetch) place_fetch(g, row, p, a);
+    if (few && row >= 0 && a->copies) place_bring(g, p, a);
     if (!t || !few || row < 0) return;
     p->ring.last = t->last;
     p->ring.entry = t->entry;
@@ -222,6 +244,7 @@ static void routed(aff_backend *b, const aff_expert_shape *s, const aff_expert_t
     const int ahead = g->fetch && e->experts < 992 ? 32 : 0; /* a warp without experts, for wishes */
     const unsigned threads = ((unsigned)((e->experts < 1024 ? e->experts : 1024) + 31) & ~31u) + (unsigned)ahead;
     aff_k_plan plan = {.picks = picks, .weights = weights, .base = e->base + (int64_t)layer * e->experts, .plan = a->plan, .T = T, .K = K, .experts = e->experts, .batch = batch};
+    a->copies = few ? stream_copies(g, s) : 0;
     place_plan(g, row, away, few, &plan, a);
     if (g->choice.picks == picks && g->choice_rows == T && g->choice.experts == e->experts && g->choice.picks_n == K) {
         const aff_k_route route = g->choice;
@@ -233,7 +256,6 @@ static void routed(aff_backend *b, const aff_expert_shape *s, const aff_expert_t
     } else {
         aff__gpu_launch(g, AFF_K_plan, 1, threads, aff__k_plan_smem(e->experts), &plan);
     }
-    a->copies = few ? stream_copies(g, s) : 0;
     if (a->copies || !few) a->h = aff__gpu_scratch(g, AFF_G_H, (uint64_t)n * (uint64_t)s->inter * sizeof(float));
     if (few) {
         few_rows(&w, items);

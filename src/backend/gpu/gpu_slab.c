@@ -253,22 +253,6 @@ int32_t *aff__gpu_slab_log(const aff_gpu *g, int i)
     return g->slab && i < AFF_G_COUNTS ? g->slab->log + (int64_t)i * g->slab->log_row : NULL;
 }
 
-/* Experts that the kernels of few rows read over the link: once for every AFF_K_STREAM_BATCH entries of an item. */
-static void count_links(aff_gpu *g, const aff_gpu_moe *m, const int32_t *pick)
-{
-    aff_gpu_slab *s = g->slab;
-    const uint64_t *word = s->mirror + (int64_t)m->layer * s->o.experts;
-    for (int i = 0; i < m->T * m->K; i++) {
-        int before = 0, after = 0;
-        if (word[pick[i]] & AFF_BASE_CARD) continue;
-        for (int k = 0; k < m->T * m->K; k++) before += k < i && pick[k] == pick[i], after += k > i && pick[k] == pick[i];
-        if (after) continue; /* counted at the last */
-        s->count.link_items++;
-        for (int left = before + 1; left > 0; left -= AFF_K_ITEM_FEW)
-            s->count.link_bytes += s->o.bytes * (uint64_t)(((left < AFF_K_ITEM_FEW ? left : AFF_K_ITEM_FEW) + AFF_K_STREAM_BATCH - 1) / AFF_K_STREAM_BATCH);
-    }
-}
-
 void aff__gpu_slab_finish(aff_gpu *g)
 {
     if (!g->slab) return;
@@ -276,12 +260,10 @@ void aff__gpu_slab_finish(aff_gpu *g)
     for (int i = 0; i < g->moes; i++) {
         const aff_gpu_moe *m = &g->moe[i];
         const int32_t *n = g->host_counts + AFF_K_PLAN_COUNTS * i;
-        if (n[AFF_K_TAKEN]) { /* count_links takes them for read over the link */
-            aff__gpu_fetch_used(g, n[AFF_K_TAKEN]);
-            g->slab->count.link_items -= n[AFF_K_TAKEN];
-            g->slab->count.link_bytes -= (uint64_t)n[AFF_K_SAVED] * g->slab->o.bytes;
-        }
-        if (m->few && g->slab->elsewhere[m->layer]) count_links(g, m, aff__gpu_slab_log(g, i));
+        if (!m->few) continue;
+        if (n[AFF_K_TAKEN]) aff__gpu_fetch_used(g, n[AFF_K_TAKEN]);
+        g->slab->count.link_items += n[AFF_K_LINKED];
+        g->slab->count.link_bytes += (uint64_t)n[AFF_K_READS] * g->slab->o.bytes;
     }
 }
 

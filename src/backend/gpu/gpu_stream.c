@@ -11,6 +11,7 @@ aff_status aff__gpu_groups_open(aff_gpu *g, aff_error *err)
     const uint64_t pitch = g->slab->o.pitch, few = aff__rt_info(g->rt)->memory / 512 / pitch;
     w->each = few < 1 ? 1 : few > 16 ? 16 : (int)few;
     AFF_TRY(aff__rt_alloc(g->rt, (void **)&w->at, 2 * (uint64_t)w->each * pitch + 256, "slots that experts pass through", err));
+    AFF_TRY(aff__rt_alloc(g->rt, (void **)&w->arrived, 2 * (uint64_t)w->each * sizeof *w->arrived, "slots that experts pass through", err));
     AFF_TRY(aff__rt_stream_create(g->rt, &w->copies, err));
     AFF_TRY(aff__rt_event_create(g->rt, &w->planned, err));
     for (int i = 0; i < 2; i++) {
@@ -33,6 +34,7 @@ void aff__gpu_groups_free(aff_gpu *g)
         if (w->used[i]) aff__rt_event_free(g->rt, w->used[i]);
     }
     aff__rt_free(g->rt, w->at);
+    aff__rt_free(g->rt, w->arrived);
     memset(w, 0, sizeof *w);
 }
 

@@ -380,7 +380,18 @@ typedef struct aff_k_item {
     int32_t expert, first, count, where;
     uint32_t ticket; /* not 0: the slot holds the expert once aff_k_ring's or (scratch) aff_k_fetch's `ready` has this number */
     int32_t scratch; /* 1 + number of a scratch slot on its way (AFF_K_HOST); 0: none */
+    int32_t brought; /* 1 + number of the slot that the link's blocks bring the expert to (aff_k_bring); 0: it is read where it is */
+    int32_t unused;
 } aff_k_item;
+
+/* Experts that are not on the card are brought to slots on it, once, by the blocks of stream_up that the link has, in long pieces: gate and up of all, then
+ * down of all. What multiplies with them waits for `arrived`, which counts the blocks that have brought their share. */
+typedef struct aff_k_bring {
+    uint64_t at, pitch;
+    uint32_t *arrived;    /* device [slots], 0 after the plan */
+    uint32_t bytes, down; /* of an expert; where its down begins (a multiple of 16) */
+    int32_t slots;        /* 0: none are brought */
+} aff_k_bring;
 
 /* Experts fetched ahead into scratch slots on the card. Plans that have this count from 1 on; a copy is for the plan of one number (`due`), and its slot is
  * not written again before a later plan has begun. Behind `begun` the copy engine writes the slot, behind the slot `ready`. */
@@ -423,9 +434,9 @@ typedef struct aff_k_moe {
 } aff_k_moe;
 
 /* Counts of a plan: items; picks that name no expert (then the pass is void); of the items those of experts on the card, and those on
- * disk, which are the first and the last. Of experts in host memory: those taken from scratch slots, those of them that were on their way; and how often
- * a kernel would have read them over the link. */
-enum { AFF_K_ITEMS, AFF_K_BAD, AFF_K_ON_CARD, AFF_K_ON_DISK, AFF_K_TAKEN, AFF_K_WAITED, AFF_K_SAVED, AFF_K_PLAN_COUNTS };
+ * disk, which are the first and the last. Experts taken from scratch slots, those of them that were on their way; experts read over the link, and
+ * how often. */
+enum { AFF_K_ITEMS, AFF_K_BAD, AFF_K_ON_CARD, AFF_K_ON_DISK, AFF_K_TAKEN, AFF_K_WAITED, AFF_K_LINKED, AFF_K_READS, AFF_K_PLAN_COUNTS };
 
 /* 1 x min(experts, 1024) rounded up to 32, aff__k_plan_smem(experts). Items of at most `batch` entries, and their entries in that order: by
  * class, in a class experts ascending, of an expert rows ascending. */
@@ -436,6 +447,8 @@ typedef struct aff_k_plan {
     aff_k_moe plan;
     aff_k_ring ring;
     aff_k_fetch fetch;
+    uint32_t *arrived; /* aff_k_bring, with its number of slots */
+    int32_t bring;
     uint64_t group;      /* not 0: slots (of ring.pitch) on the card that experts from elsewhere are brought to, the i-th in item order to slot i mod group_slots */
     int32_t group_slots;
     int32_t *log; /* NULL, or pinned memory: of T <= AFF_K_FEW rows the picks [T][K], else how many rows chose each expert [experts] */
@@ -510,6 +523,7 @@ typedef struct aff_k_experts {
     uint32_t ready_slots;
     const uint32_t *ready; /* pinned [ready_slots] (aff_k_ring) */
     const uint32_t *fetched; /* device (aff_k_fetch.ready) */
+    aff_k_bring bring;       /* stream */
     float limit;
 } aff_k_experts;
 typedef aff_k_experts aff_k_experts_up;
