@@ -6,7 +6,7 @@ bin=$1 src=$2
 fail() { echo "$*" >&2; exit 1; }
 "$bin/aff-gpucheck" --device emu:128M --rounds 2 --dq -m "$src/tests/golden/v4-sim/ckpt-dspark" --rows 60 || fail "emu: failed"
 "$bin/aff-gpucheck" --device emu-amd:128M --rounds 2 --dq || fail "emu-amd: failed"
-"$bin/aff-gpucheck" --device emu:256M --rounds 1 --synthetic tiny --layers 2 --rows 120 || fail "emu: a synthetic model failed"
+"$bin/aff-gpucheck" --device emu:256M --rounds 1 --synthetic tiny --layers 2 --rows 48 || fail "emu: a synthetic model failed"
 code=0
 "$bin/aff-gpucheck" --device emu:1M --layers 3 >/dev/null 2>&1 || code=$?
 [ $code = 2 ] || fail "--layers without --synthetic: exit code $code, expected 2"
