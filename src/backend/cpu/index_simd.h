@@ -62,6 +62,17 @@ AFF__INLINE __m512 ix_scale(__m512i byte)
         _mm512_mask_set1_epi32(s, _mm512_cmpeq_epi32_mask(byte, _mm512_set1_epi32(255)), 0x7fc00000));
 }
 
+/* Whether no byte is 0 (subnormal) or 255 (NaN); then byte i is the exponent of a scale. */
+AFF__INLINE bool ix_plain(__m512i v)
+{
+    return (_mm512_testn_epi8_mask(v, v) | _mm512_cmpeq_epi8_mask(v, _mm512_set1_epi8((char)0xff))) == 0;
+}
+AFF__INLINE __m512 ix_exponent(__m512i v, int i)
+{
+    v = i < 3 ? _mm512_slli_epi32(v, (unsigned)(23 - 8 * i)) : _mm512_srli_epi32(v, 1);
+    return _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(0x7f800000)));
+}
+
 /* sum + four columns of keys times four of a query. */
 AFF__INLINE __m512i ix_four(const int8_t *q)
 {
@@ -148,6 +159,17 @@ AFF__INLINE __m256 ix_scale(__m256i byte)
         s, _mm256_and_si256(_mm256_cmpeq_epi32(byte, _mm256_set1_epi32(255)), _mm256_set1_epi32(0x7fc00000))));
 }
 
+AFF__INLINE bool ix_plain(__m256i v)
+{
+    const __m256i odd = _mm256_or_si256(_mm256_cmpeq_epi8(v, _mm256_setzero_si256()), _mm256_cmpeq_epi8(v, _mm256_set1_epi8((char)0xff)));
+    return _mm256_testz_si256(odd, odd);
+}
+AFF__INLINE __m256 ix_exponent(__m256i v, int i)
+{
+    v = i < 3 ? _mm256_slli_epi32(v, 23 - 8 * i) : _mm256_srli_epi32(v, 1);
+    return _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(0x7f800000)));
+}
+
 /* The sums of a block's 16 pairs stay below 8 * 2 * 24 * 12 in 16 bits. */
 AFF__INLINE __m256i ix_four(const int8_t *q)
 {
@@ -204,7 +226,10 @@ AFF__INLINE void ix_fetch(const aff_rowfmt *f, const uint8_t *row, int blocks, i
         for (int j = 0; j < IX_KEYS; j++) memcpy(&byte[j], row + (int64_t)j * f->bytes + f->scales + b, 4); /* padded to whole fours */
         ix_int scales;
         memcpy(&scales, byte, sizeof scales);
-        for (int i = 0; i < some; i++) k->scale[b + i] = ix_scale(ix_shift(scales, 8 * i));
+        if (some == 4 && ix_plain(scales))
+            for (int i = 0; i < 4; i++) k->scale[b + i] = ix_exponent(scales, i);
+        else
+            for (int i = 0; i < some; i++) k->scale[b + i] = ix_scale(ix_shift(scales, 8 * i));
     }
 }
 
