@@ -17,7 +17,7 @@ static void route(aff_scoring scoring, int E, int K, int T, bool bias, bool hash
     {
         int32_t *picks = NEW(int32_t, T * K);
         float *w = NEW(float, T * K);
-        const aff_k_route a = {.logits = l, .bias = r.bias, .hash = r.hash, .ids = ids, .picks = picks, .weights = w, .scoring = scoring, .experts = E, .picks_n = K, .scale = 1.5f};
+        const aff_k_route a = {.logits = l, .bias = r.bias, .hash = r.hash, .ids = ids, .picks = picks, .weights = w, .scoring = scoring, .experts = E, .picks_n = K, .T = T, .scale = 1.5f};
         launch("route", (unsigned)T, 32, 8 * (size_t)E, &a);
         same_bytes("picks", picks, wp, 4 * (int64_t)T * K);
         same_bits("weights", w, want, (int64_t)T * K);
