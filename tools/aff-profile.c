@@ -479,7 +479,7 @@ static const knob knobs[] = {
 
 static double *value_of(aff_placement_options *o, const knob *k)
 {
-    return (double *)((char *)o + k->at);
+    return (void *)((char *)o + k->at);
 }
 
 /* The more, the better: hits of answers, or bytes not moved, where one from the disk counts for five over the link. */

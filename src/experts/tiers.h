@@ -96,8 +96,9 @@ int64_t aff__tiers_staging(const aff_tiers *t);
 aff_status aff__tiers_begin(aff_tiers *t, aff_error *err);
 /* One layer's use; before the end. Counts are by rows (placement.h). */
 aff_status aff__tiers_note(aff_tiers *t, const aff_placement_use *u, aff_error *err);
-/* The same from a layer's picks [rows][picks], as the router gave them (already checked). */
-aff_status aff__tiers_note_picks(aff_tiers *t, int layer, aff_use_phase phase, const int32_t *picks, int rows, int K, aff_error *err);
+/* The same from a layer's picks [rows][picks], as the router gave them (already checked). value [experts]: what the router ranked by, summed over the
+ * rows, for near misses (near.h); NULL: not known. */
+aff_status aff__tiers_note_picks(aff_tiers *t, int layer, aff_use_phase phase, const int32_t *picks, int rows, int K, const float *value, aff_error *err);
 void aff__tiers_end(aff_tiers *t);
 
 /* ---- the host's use of a layer's experts ---- */

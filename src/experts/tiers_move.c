@@ -5,6 +5,7 @@
  * it changes slots. */
 #include "experts/tiers_internal.h"
 #include "base/mem.h"
+#include "experts/near.h"
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -323,7 +324,7 @@ aff_status aff__tiers_note(aff_tiers *t, const aff_placement_use *u, aff_error *
 }
 
 aff_status aff__tiers_note_picks(aff_tiers *t, int layer, aff_use_phase phase, const int32_t *picks, int rows, int K,
-                                 aff_error *err)
+                                 const float *value, aff_error *err)
 {
     int n = 0;
     pthread_mutex_lock(&t->lock);
@@ -335,8 +336,18 @@ aff_status aff__tiers_note_picks(aff_tiers *t, int layer, aff_use_phase phase, c
             t->note_count[n] = t->note_count[e]; /* n <= e */
             t->note_id[n++] = e;
         }
-    const aff_status s = note(
-        t, &(aff_placement_use){.layer = layer, .phase = phase, .n = n, .id = t->note_id, .count = t->note_count}, err);
+    int32_t near[AFF_NEAR_MOST];
+    float score[AFF_NEAR_MOST];
+    const int missed = value ? aff__near_misses(value, t->experts, t->note_id, n, AFF_NEAR_MOST, near, score) : 0;
+    const aff_placement_use u = {.layer = layer,
+                                 .phase = phase,
+                                 .n = n,
+                                 .id = t->note_id,
+                                 .count = t->note_count,
+                                 .n_near = missed,
+                                 .near = near,
+                                 .score = score};
+    const aff_status s = note(t, &u, err);
     pthread_mutex_unlock(&t->lock);
     return s;
 }

@@ -117,8 +117,22 @@ static aff_status part(void *ctx, const aff_moe_plan *p, aff_error *err)
     return c->r->b->experts(c->r->b, c->shape, &work, c->r->x, c->r->n, c->r->net->cfg.picks, c->r->y, err);
 }
 
+/* What the router ranked by, summed over the rows, in place of the logits, which nobody needs any more. NULL where it says nothing: a choice by token, a prompt's
+ * pass, experts that do not move. */
+static const float *router_values(aff_runner *r, const aff_router *by)
+{
+    const int E = r->net->cfg.experts;
+    if (!by->bias || r->n > AFF_LOGIT_ROWS || aff__tiers_mapped(r->net->tiers)) return NULL;
+    for (int e = 0; e < E; e++) {
+        double sum = 0;
+        for (int t = 0; t < r->n; t++) sum += aff__rank_value(by->scoring, (double)r->route[(int64_t)t * E + e], (double)by->bias[e]);
+        r->route[e] = (float)sum;
+    }
+    return r->route;
+}
+
 /* y of every (row, expert): on the host's plan, or the backend's own. */
-static aff_status routed(aff_runner *r, aff_experts *experts, int store_layer, int layer, aff_error *err)
+static aff_status routed(aff_runner *r, const aff_router *by, aff_experts *experts, int store_layer, int layer, aff_error *err)
 {
     aff_backend *B = r->b;
     const int T = r->n, K = r->net->cfg.picks;
@@ -134,7 +148,7 @@ static aff_status routed(aff_runner *r, aff_experts *experts, int store_layer, i
     const int at = tier_layer(r, experts, store_layer);
     AFF_TRY(aff__plan_build(r->plan, store_layer, r->picks, r->weights, T, K, &plan, err));
     AFF_TRY(aff__plan_each(r->plan, r->net->tiers, at, part, &(part_ctx){r, &shape}, err));
-    AFF_TRY(aff__tiers_note_picks(r->net->tiers, at, T > AFF_LOGIT_ROWS ? AFF_USE_PREFILL : AFF_USE_DECODE, r->picks, T, K, err));
+    AFF_TRY(aff__tiers_note_picks(r->net->tiers, at, T > AFF_LOGIT_ROWS ? AFF_USE_PREFILL : AFF_USE_DECODE, r->picks, T, K, router_values(r, by), err));
     aff_moe_plan work = *plan;
     work.h = r->h;
     if (r->watch) r->watch(r->watch_ctx, layer, &work, r->x);
@@ -207,7 +221,7 @@ aff_status aff__moe(aff_runner *r, const aff_block *b, aff_experts *experts, int
     AFF_TRY(show_route(r, b, experts, store_layer, err));
     aff__trace(r, "router_ids", layer, r->picks, T, K);
     aff__trace(r, "router_weights", layer, r->weights, T, K);
-    AFF_TRY(routed(r, experts, store_layer, layer, err));
+    AFF_TRY(routed(r, &b->router, experts, store_layer, layer, err));
     aff__matmul(B, &b->sh_down, r->sa, T, r->f);
     return AFF_OK;
 }

@@ -156,7 +156,7 @@ static aff_status note(aff_runner *r, const aff_experts_used *u, aff_error *err)
 {
     const aff_use_phase phase = u->rows > AFF_LOGIT_ROWS ? AFF_USE_PREFILL : AFF_USE_DECODE;
     int n = 0;
-    if (u->pick) return aff__tiers_note_picks(r->tiers, u->layer, phase, u->pick, u->rows, u->picks, err);
+    if (u->pick) return aff__tiers_note_picks(r->tiers, u->layer, phase, u->pick, u->rows, u->picks, NULL, err);
     for (int e = 0; e < r->source->cfg.experts; e++)
         if (u->count[e]) {
             r->used_id[n] = e;

@@ -85,7 +85,7 @@ static rate with_work(bench *b)
             if (!aff__tiers_at_hand(b->t, layer, picks[k])) log[++log[0]] = picks[k];
         must(aff__plan_build(p, layer, picks, weights, 1, PICKS, &m, &err));
         must(aff__plan_each(p, b->t, layer, work, b, &err));
-        must(aff__tiers_note_picks(b->t, layer, AFF_USE_DECODE, picks, 1, PICKS, &err));
+        must(aff__tiers_note_picks(b->t, layer, AFF_USE_DECODE, picks, 1, PICKS, NULL, &err));
     }
     const aff_tier_counters to = aff__tiers_counters(b->t);
     aff__plan_free(p);

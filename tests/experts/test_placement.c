@@ -662,9 +662,9 @@ static void knobs_at_their_ends(void **state)
                                         : NAN;
             if (knobs[i].whole && end == 3) continue;
             if (knobs[i].whole)
-                *(int *)((char *)&o + knobs[i].at) = (int)v;
+                *(int *)(void *)((char *)&o + knobs[i].at) = (int)v;
             else
-                *(double *)((char *)&o + knobs[i].at) = v;
+                *(double *)(void *)((char *)&o + knobs[i].at) = v;
             if (end < 2) {
                 must(aff__placement_options_check(&o, &err));
                 play((aff_placement_shape){4, 10, 18, 12, 2, false}, o, 3000, i);

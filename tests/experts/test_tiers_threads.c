@@ -347,7 +347,7 @@ static void *work(void *arg)
         w->used += seen;
         int32_t picks[EXPERTS];
         for (int k = 0; k < count; k++) picks[k] = id[k];
-        if (aff__tiers_note_picks(w->t, layer, AFF_USE_DECODE, picks, 1, count, NULL) != AFF_OK) abort();
+        if (aff__tiers_note_picks(w->t, layer, AFF_USE_DECODE, picks, 1, count, NULL, NULL) != AFF_OK) abort();
         aff__tiers_end(w->t);
     }
     aff__tier_use_free(u);
