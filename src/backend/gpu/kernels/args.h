@@ -472,7 +472,7 @@ typedef struct aff_k_plan {
     int32_t T, K, experts, batch;
 } aff_k_plan;
 static inline size_t aff__k_plan_smem(int32_t experts) { return 40 * (size_t)experts + 12 * AFF_K_SCRATCH; }
-/* The same of many rows, fast, where no expert is on its way (ring.slots and fetch.slots 0): 1 x as above, aff__k_plan_many_smem(experts). */
+/* The same of many rows, fast, where no expert is on its way (ring.slots, fetch.slots and bring 0): 1 x as above, aff__k_plan_many_smem(experts). */
 typedef aff_k_plan aff_k_plan_many;
 #define AFF_K_PLAN_RUNS(experts) ((experts) <= 512 ? 8 : 4)
 static inline size_t aff__k_plan_many_smem(int32_t experts) { return (36 + 4 * AFF_K_PLAN_RUNS(experts)) * (size_t)experts; }
