@@ -60,12 +60,16 @@ static void run(aff_k_dense *a, bool few)
     bool stream = few && finite && draw(&seed, 3) > 0;
     for (int i = 0; i < a->count; i++) stream &= aff__k_ds_fits(&a->m[i]);
     a->tiles = tiles;
+    bool wg = finite && !layout_amd;
+    for (int i = 0; i < a->count; i++) wg &= aff__k_wg_fits(&a->m[i]);
     if (stream) {
         aff__k_ds_solo(a, draw(&seed, 2) ? 0 : 1 << 20);
         const size_t smem = aff__k_ds_smem(a, draw(&seed, 2) ? 1 << 20 : 8 * 2048 * AFF_K_DS_STAGES + (64 * (size_t)a->T + 4) * (size_t)(a->m[0].cols / 128));
         launch("dense_stream", (unsigned)draw_int(&seed, 1, tiles < 5 ? tiles : 5), 256, smem ? smem : aff__k_ds_smem(a, 1 << 20), a);
     } else if (few)
         launch("dense_few", (unsigned)tiles, 256, 8192, a);
+    else if (wg && draw(&seed, 3))
+        launch("dense_wg", (unsigned)draw_int(&seed, 1, 5), 384, AFF_K_WG_SMEM_EMU, a);
     else
         launch("dense_many", (unsigned)tiles * up(a->T, 128), 256, aff__k_many_smem(layout_amd, a->stages), a);
 }

@@ -43,6 +43,29 @@ typedef struct {
     int max;
 } plan;
 
+/* plan_many makes the same plan. */
+static void same_by_many(const aff_k_plan *a, const plan *p)
+{
+    aff_k_plan b = *a;
+    const int n = a->T * a->K;
+    plan q = {NEW(int32_t, AFF_K_PLAN_COUNTS), NEW(int32_t, n), NEW(int32_t, n), NEW(float, n), NEW(aff_k_item, p->max), p->max};
+    int32_t *log = a->log ? NEW(int32_t, a->T > AFF_K_FEW ? a->experts : n) : NULL;
+    b.plan = (aff_k_moe){q.n, q.item, q.row, q.rank, q.weight};
+    b.log = log;
+    launch("plan_many", 1, 32 * (unsigned)draw_int(&seed, 1, 9), aff__k_plan_many_smem(a->experts), &b);
+    assert_memory_equal(p->n, q.n, AFF_K_PLAN_COUNTS * sizeof *q.n);
+    for (int i = 0; i < q.n[AFF_K_ITEMS]; i++) {
+        const aff_k_item *x = &p->item[i], *y = &q.item[i];
+        assert_true(x->base == y->base && x->where == y->where && x->expert == y->expert && x->first == y->first && x->count == y->count);
+    }
+    const int entries = n - q.n[AFF_K_BAD];
+    assert_memory_equal(p->row, q.row, (size_t)entries * sizeof *q.row);
+    assert_memory_equal(p->rank, q.rank, (size_t)entries * sizeof *q.rank);
+    assert_memory_equal(p->weight, q.weight, (size_t)entries * sizeof *q.weight);
+    if (log) assert_memory_equal(a->log, log, (size_t)(a->T > AFF_K_FEW ? a->experts : n) * sizeof *log);
+    free(q.n), free(q.row), free(q.rank), free(q.weight), free(q.item), free(log);
+}
+
 /* base: where the experts are; NULL: on the card. log: NULL, or what the plan writes there. */
 static plan device_plan(const int32_t *picks, const float *w, int T, int K, int E, int batch, const uint64_t *base, int32_t *log, aff_k_moe *m)
 {
@@ -53,6 +76,7 @@ static plan device_plan(const int32_t *picks, const float *w, int T, int K, int 
     for (int e = 0; e < E; e++) card[e] = 256 * (uint64_t)(e + 1) | AFF_BASE_CARD;
     const aff_k_plan a = {.picks = picks, .weights = w, .base = base ? base : card, .plan = *m, .log = log, .T = T, .K = K, .experts = E, .batch = batch};
     launch("plan", 1, 32 * up(E < 1024 ? E : 1024, 32), aff__k_plan_smem(E), &a);
+    same_by_many(&a, &p);
     free(card);
     return p;
 }
@@ -153,6 +177,7 @@ static void test_requests(void **state)
             a.ring = (aff_k_ring){&last, entry, &head, 1 << 20, PITCH, SLOTS, 3};
             if (group) a.group = 1 << 24, a.group_slots = 4;
             launch("plan", 1, 64, aff__k_plan_smem(E), &a);
+            if (group) same_by_many(&a, &p);
             uint32_t asked = 0, away = 0;
             for (int i = 0; i < p.n[AFF_K_ITEMS]; i++) {
                 const aff_k_item *x = &p.item[i];
@@ -233,9 +258,9 @@ static void experts(aff_dtype d, int hidden, int inter, int E, int K, int T, flo
     aff_error err;
     assert_int_equal(cpu->experts(cpu, &shape, &host, x, T, K, want, &err), AFF_OK);
     EACH_LAYOUT
-        for (int form = 0; form < 3; form++) {
-            const bool many = form == 1, stream = form == 2;
-            if (stream && d == AFF_MXFP4) continue;
+        for (int form = 0; form < 4; form++) {
+            const bool wg = form == 3, many = form == 1 || wg, stream = form == 2;
+            if ((form >= 2 && d == AFF_MXFP4) || (wg && (layout_amd || hidden % 128 || inter % 128))) continue;
             const int batch = many ? aff__k_item_many(layout_amd) : AFF_K_ITEM_FEW;
             plan q = device_plan(picks, w, T, K, E, batch, base, NULL, &m);
             float *y = NEW(float, n), *h = NEW(float, T * K * inter), *hs = NEW(float, T * K * gh);
@@ -246,7 +271,14 @@ static void experts(aff_dtype d, int hidden, int inter, int E, int K, int T, flo
                                      .dtype = d, .hidden = hidden, .inter = inter, .K = K, .limit = limit, .link = draw_int(&seed, 1, 4)};
             for (int i = 0; i < 9; i++) a.off[i / 3][i % 3] = (uint32_t)slot.plane[i / 3][i % 3];
             const unsigned items = (unsigned)q.max;
-            if (many) {
+            a.items = q.max;
+            if (wg) {
+                assert_true(aff__k_xw_fits(&a));
+                launch("experts_wg_up", (unsigned)draw_int(&seed, 1, 5), 384, AFF_K_XW_SMEM_EMU, &a);
+                const aff_k_convert ch = {.x = h, .ldx = inter, .y = {.q = hq, .qs = hs}, .n = inter};
+                launch("convert", (unsigned)(T * K), 256, 0, &ch);
+                launch("experts_wg_down", (unsigned)draw_int(&seed, 1, 5), 384, AFF_K_XW_SMEM_EMU, &a);
+            } else if (many) {
                 launch("experts_many_up", items * up(inter, 64), 256, aff__k_experts_many_smem(layout_amd), &a);
                 const aff_k_convert ch = {.x = h, .ldx = inter, .y = {.q = hq, .qs = hs}, .n = inter};
                 launch("convert", (unsigned)(T * K), 256, 0, &ch);
@@ -272,6 +304,7 @@ static void test_experts(void **state)
     (void)state;
     make_table();
     experts(AFF_Q2P875G, 256, 128, 8, 4, 3, 10);
+    experts(AFF_Q2P875G, 384, 256, 3, 2, 70, 10);
     experts(AFF_Q2P875G, 192, 320, 5, 2, 40, 0.5f);
     experts(AFF_Q2P875G, 64, 64, 2, 1, 90, 0);
     experts(AFF_MXFP4, 256, 128, 6, 3, 5, 10);

@@ -242,4 +242,112 @@ GK_DEV void gk_imma(gk_ic *c, const gk_a *a, const gk_b *b, int live)
                  : "+r"(c->v[0]), "+r"(c->v[1]), "+r"(c->v[2]), "+r"(c->v[3])
                  : "r"(a->r[0]), "r"(a->r[1]), "r"(a->r[2]), "r"(a->r[3]), "r"(b->r[0]), "r"(b->r[1]));
 }
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* ---- Hopper: warpgroups (gk.h) ---- */
+#define GK_WG 1
+enum { GK_RING = 4 };
+GK_DEV uint32_t gk_shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+GK_DEV void gk_bar_init(uint64_t *b, uint32_t count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0],%1;" ::"r"(gk_shared_address(b)), "r"(count) : "memory");
+}
+GK_DEV void gk_bar_arrive(uint64_t *b)
+{
+    asm volatile("{.reg .b64 s; mbarrier.arrive.shared::cta.b64 s,[%0];}" ::"r"(gk_shared_address(b)) : "memory");
+}
+GK_DEV void gk_bar_expect(uint64_t *b, uint32_t bytes)
+{
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0],%1;" ::"r"(gk_shared_address(b)), "r"(bytes) : "memory");
+}
+GK_DEV void gk_bar_wait(uint64_t *b, uint32_t parity)
+{
+    asm volatile("{.reg .pred p;\nagain_%=: mbarrier.try_wait.parity.shared::cta.b64 p,[%0],%1;\n@!p bra again_%=;}" ::"r"(gk_shared_address(b)), "r"(parity)
+                 : "memory");
+}
+GK_DEV void gk_bulk(void *to, const void *from, uint32_t bytes, uint64_t *b)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(gk_shared_address(to)), "l"(from), "r"(bytes),
+                 "r"(gk_shared_address(b))
+                 : "memory");
+}
+GK_DEV void gk_proxy_fence(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+/* Of 64,512 registers of a block of 384 threads, 200 a thread of two warpgroups and 104 of the third. */
+#define gk_regs_more() asm volatile("setmaxnreg.inc.sync.aligned.u32 200;")
+#define gk_regs_less() asm volatile("setmaxnreg.dec.sync.aligned.u32 104;")
+GK_DEV void gk_wg_fence(void)
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+GK_DEV void gk_wg_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+#define gk_wg_wait(n) asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(n) : "memory")
+GK_DEV uint64_t gk_wg_tile_at(const char *p, uint32_t half)
+{
+    return (uint64_t)((gk_shared_address(p) & 0x3ffff) >> 4) | (uint64_t)(half >> 4) << 16 | (uint64_t)(128 >> 4) << 32;
+}
+GK_DEV uint64_t gk_wg_tile_next(uint64_t t, uint32_t bytes)
+{
+    return t + (bytes >> 4);
+}
+#define GK_D8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+GK_DEV void gk_wg_bf16_128(float *d, const uint32_t *a, uint64_t b, int add)
+{
+    asm volatile("{.reg .pred p; setp.ne.b32 p,%69,0; wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+                 "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,"
+                 "%62,%63},{%64,%65,%66,%67},%68,p,1,1,0;}"
+                 : GK_D8(0), GK_D8(8), GK_D8(16), GK_D8(24), GK_D8(32), GK_D8(40), GK_D8(48), GK_D8(56)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+GK_DEV void gk_wg_f16_64(float *d, const uint32_t *a, uint64_t b, int add)
+{
+    asm volatile("{.reg .pred p; setp.ne.b32 p,%37,0; wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31},"
+                 "{%32,%33,%34,%35},%36,p,1,1,0;}"
+                 : GK_D8(0), GK_D8(8), GK_D8(16), GK_D8(24)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+#undef GK_D8
+GK_DEV uint32_t gk_h2_fma(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t r;
+    asm("fma.rn.f16x2 %0,%1,%2,%3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+}
+GK_DEV uint32_t gk_h2_sub(uint32_t a, uint32_t b)
+{
+    uint32_t r;
+    asm("sub.rn.f16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+GK_DEV uint32_t gk_h2_of(int lo, int hi)
+{
+    uint32_t r;
+    asm("{.reg .f16 l,h; cvt.rn.f16.s32 l,%1; cvt.rn.f16.s32 h,%2; mov.b32 %0,{l,h};}" : "=r"(r) : "r"(lo), "r"(hi));
+    return r;
+}
+/* Bytes i and i+1 of v (i = 0 or 2) as the low bytes of two halves. */
+GK_DEV uint32_t gk_low_bytes(uint32_t v, int i)
+{
+    return __byte_perm(v, 0, i ? 0x4342 : 0x4140);
+}
+/* hi:lo shifted by n < 32: the low word of a shift right, the high word of one left. */
+GK_DEV uint32_t gk_funnel_r(uint32_t lo, uint32_t hi, unsigned n)
+{
+    return __funnelshift_r(lo, hi, n);
+}
+GK_DEV uint32_t gk_funnel_l(uint32_t lo, uint32_t hi, unsigned n)
+{
+    return __funnelshift_l(lo, hi, n);
+}
+#endif
 #endif

@@ -213,4 +213,139 @@ GK_DEV void gk_imma(gk_ic *c, const gk_a *a, const gk_b *b, int live)
 {
     aff__emu_imma(GK_AMD_, c->v, a->r, b->r, live);
 }
+
+#ifndef GK_LAYOUT_AMD
+/* ---- Hopper: warpgroups (gk.h). A warp's share of a product is its own, so it is made by the warp; copies are done at once. ---- */
+#define GK_WG 1
+enum { GK_RING = 2 };
+typedef struct {
+    uint8_t count, pending, phase, unused;
+    int32_t bytes;
+} gk_bar_state;
+GK_DEV void gk_bar_settle(uint64_t *b, int arrived, int32_t bytes)
+{
+    gk_bar_state *s = (gk_bar_state *)(void *)b;
+    s->pending = (uint8_t)(s->pending - arrived);
+    s->bytes += bytes;
+    if (s->pending || s->bytes) return;
+    s->pending = s->count;
+    s->phase ^= 1;
+}
+GK_DEV void gk_bar_init(uint64_t *b, uint32_t count)
+{
+    const gk_bar_state s = {(uint8_t)count, (uint8_t)count, 0, 0, 0};
+    memcpy(b, &s, sizeof s);
+}
+GK_DEV void gk_bar_arrive(uint64_t *b)
+{
+    gk_bar_settle(b, 1, 0);
+}
+GK_DEV void gk_bar_expect(uint64_t *b, uint32_t bytes)
+{
+    gk_bar_settle(b, 0, (int32_t)bytes);
+}
+GK_DEV void gk_bar_wait(uint64_t *b, uint32_t parity)
+{
+    while (((const volatile gk_bar_state *)(void *)b)->phase == parity) gk_spin();
+}
+GK_DEV void gk_bulk(void *to, const void *from, uint32_t bytes, uint64_t *b)
+{
+    for (uint32_t i = 0; i < bytes; i += 16) gk_cp16((char *)to + i, (const char *)from + i);
+    gk_bar_settle(b, 0, -(int32_t)bytes);
+}
+GK_DEV void gk_proxy_fence(void) {}
+#define gk_regs_more() ((void)0)
+#define gk_regs_less() ((void)0)
+GK_DEV void gk_wg_fence(void) {}
+GK_DEV void gk_wg_commit(void) {}
+#define gk_wg_wait(n) ((void)(n))
+GK_DEV uint64_t gk_wg_tile_at(const char *p, uint32_t half)
+{
+    return (uint64_t)(uintptr_t)p | (uint64_t)half << 48;
+}
+GK_DEV uint64_t gk_wg_tile_next(uint64_t t, uint32_t bytes)
+{
+    return t + bytes;
+}
+/* The lane's words of column n of the tile: its two halves of 8 k. */
+GK_DEV void gk_wg_column(uint64_t tile, unsigned n, unsigned q, uint32_t *w)
+{
+    const char *p = (const char *)(uintptr_t)(tile & 0xffffffffffffull) + 16 * n + 4 * q;
+    memcpy(&w[0], p, 4);
+    memcpy(&w[1], p + (tile >> 48), 4);
+}
+GK_DEV void gk_wg_bf16_128(float *d, const uint32_t *a, uint64_t b, int add)
+{
+    for (unsigned j = 0; j < 16; j++) {
+        gk_c c;
+        gk_a f;
+        gk_b g;
+        memcpy(f.r, a, sizeof f.r);
+        for (int i = 0; i < 4; i++) c.v[i] = add ? d[4 * j + (unsigned)i] : 0.0f;
+        gk_wg_column(b, 8 * j + (gk_tid() >> 2 & 7), gk_tid() & 3, g.r);
+        gk_mma(&c, &f, &g, 8);
+        memcpy(d + 4 * j, c.v, sizeof c.v);
+    }
+}
+GK_DEV float gk_h_value(uint32_t h)
+{
+    const uint16_t u = (uint16_t)h;
+    _Float16 f;
+    memcpy(&f, &u, 2);
+    return (float)f;
+}
+/* The products' sums are exact where this is used. */
+GK_DEV void gk_wg_f16_64(float *d, const uint32_t *a, uint64_t b, int add)
+{
+    uint32_t r[4][4]; /* of the four lanes that share rows g and g+8 */
+    for (unsigned q = 0; q < 4; q++)
+        for (int i = 0; i < 4; i++) r[q][i] = gk_shfl_idx_u(a[i], (gk_tid() & 28) | q);
+    for (unsigned j = 0; j < 32; j++) {
+        float s = add ? d[j] : 0.0f;
+        for (unsigned q = 0; q < 4; q++) {
+            uint32_t w[2];
+            gk_wg_column(b, 8 * (j >> 2) + 2 * (gk_tid() & 3) + (j & 1), q, w);
+            for (int h = 0; h < 2; h++) {
+                const uint32_t v = r[q][2 * h + (int)(j >> 1 & 1)];
+                s += gk_h_value(v) * gk_h_value(w[h]);
+                s += gk_h_value(v >> 16) * gk_h_value(w[h] >> 16);
+            }
+        }
+        d[j] = s;
+    }
+}
+GK_DEV uint32_t gk_h_of(double x)
+{
+    const _Float16 f = (_Float16)x;
+    uint16_t u;
+    memcpy(&u, &f, 2);
+    return u;
+}
+GK_DEV uint32_t gk_h2_fma(uint32_t a, uint32_t b, uint32_t c)
+{
+    const double lo = (double)gk_h_value(a) * (double)gk_h_value(b) + (double)gk_h_value(c);
+    const double hi = (double)gk_h_value(a >> 16) * (double)gk_h_value(b >> 16) + (double)gk_h_value(c >> 16);
+    return gk_h_of(lo) | gk_h_of(hi) << 16;
+}
+GK_DEV uint32_t gk_h2_sub(uint32_t a, uint32_t b)
+{
+    return gk_h_of((double)gk_h_value(a) - (double)gk_h_value(b)) | gk_h_of((double)gk_h_value(a >> 16) - (double)gk_h_value(b >> 16)) << 16;
+}
+GK_DEV uint32_t gk_h2_of(int lo, int hi)
+{
+    return gk_h_of(lo) | gk_h_of(hi) << 16;
+}
+GK_DEV uint32_t gk_low_bytes(uint32_t v, int i)
+{
+    return (v >> (8 * i) & 255) | (v >> (8 * i + 8) & 255) << 16;
+}
+GK_DEV uint32_t gk_funnel_r(uint32_t lo, uint32_t hi, unsigned n)
+{
+    return (uint32_t)(((uint64_t)hi << 32 | lo) >> n);
+}
+GK_DEV uint32_t gk_funnel_l(uint32_t lo, uint32_t hi, unsigned n)
+{
+    return (uint32_t)((((uint64_t)hi << 32 | lo) << n) >> 32);
+}
+#endif
 #endif

@@ -309,6 +309,7 @@ static aff_status open_parts(aff_gpu *g, const aff_device_spec *spec, aff_error 
     AFF_TRY(aff__device_results(spec, g->results, err));
     g->amd = aff__rt_info(g->rt)->fragment_columns == 16;
     g->link_blocks = (aff__rt_info(g->rt)->units + 7) / 8; /* 17 of 132: more do not read faster (docs/benchmarks.md) */
+    g->hopper = aff__rt_info(g->rt)->kind == AFF_RT_CUDA && !strcmp(aff__rt_info(g->rt)->arch, "sm_90");
     AFF_TRY(aff__rt_stream_create(g->rt, &g->s, err));
     AFF_TRY(aff__gpu_memory_init(g, err));
     AFF_TRY(aff__rt_alloc(g->rt, (void **)&g->pos, Q * sizeof *g->pos, "rows of a pass", err));

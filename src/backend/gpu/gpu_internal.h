@@ -140,6 +140,7 @@ typedef struct aff_gpu {
     aff_rt *rt;
     aff_stream *s;
     bool amd;
+    bool hopper; /* sm_90a code runs there */
     aff_status status; /* of the first call that failed since finish */
     aff_error err;
     aff_gpu_region *regions;

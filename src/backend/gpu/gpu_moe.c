@@ -103,13 +103,17 @@ static void many(void *ctx, int lo, int hi, int e0, int e1)
     work *w = ctx;
     aff_gpu *g = w->g;
     aff_k_experts a = w->a;
-    const uint64_t smem = aff__k_experts_many_smem(g->amd);
-    const int64_t inter = a.inter, groups = (inter + 127) / 128;
+    const bool hopper = g->hopper && aff__k_xw_fits(&a);
+    const uint64_t smem = hopper ? AFF_K_XW_SMEM : aff__k_experts_many_smem(g->amd);
+    const unsigned threads = hopper ? 384 : 256;
+    const int64_t inter = a.inter, groups = (inter + 127) / 128, units = aff__rt_info(g->rt)->units, up = (int64_t)(hi - lo) * w->up_tiles,
+                  down = (int64_t)(hi - lo) * w->down_tiles;
     a.item0 = lo;
-    aff__gpu_launch(g, AFF_K_experts_many_up, (int64_t)(hi - lo) * w->up_tiles, 256, smem, &a);
+    a.items = hi - lo;
+    aff__gpu_launch(g, hopper ? AFF_K_experts_wg_up : AFF_K_experts_many_up, hopper && units < up ? units : up, threads, smem, &a);
     aff__gpu_launch(g, AFF_K_convert, e1 - e0, 256, 0,
                     &(aff_k_convert){.x = a.h + e0 * inter, .ldx = inter, .y.q = a.hq + e0 * inter, .y.qs = a.hs + e0 * groups, .n = a.inter});
-    aff__gpu_launch(g, AFF_K_experts_many_down, (int64_t)(hi - lo) * w->down_tiles, 256, smem, &a);
+    aff__gpu_launch(g, hopper ? AFF_K_experts_wg_down : AFF_K_experts_many_down, hopper && units < down ? units : down, threads, smem, &a);
 }
 
 static void few_rows(work *w, int items)
@@ -254,7 +258,7 @@ static void routed(aff_backend *b, const aff_expert_shape *s, const aff_expert_t
         job->choose.plan = plan;
         if (!few) aff__gpu_flush(g); /* somebody may wait for the counts */
     } else {
-        aff__gpu_launch(g, AFF_K_plan, 1, threads, aff__k_plan_smem(e->experts), &plan);
+        aff__gpu_launch(g, few ? AFF_K_plan : AFF_K_plan_many, 1, few || threads > 256 ? threads : 256, few ? aff__k_plan_smem(e->experts) : aff__k_plan_many_smem(e->experts), &plan);
     }
     if (a->copies || !few) a->h = aff__gpu_scratch(g, AFF_G_H, (uint64_t)n * (uint64_t)s->inter * sizeof(float));
     if (few) {

@@ -63,9 +63,20 @@ static bool in_floats(const aff_weight *w)
 
 static void wide(aff_gpu *g, const aff_weight *w, const float *x, int T, float *y, float *ss)
 {
-    const aff_k_wide a = {.w = w->data, .x = x, .y = y, .ss = ss, .ldx = w->cols, .ldy = w->rows, .T = T, .rows = w->rows, .cols = w->cols,
+    aff_k_wide a = {.w = w->data, .x = x, .y = y, .ss = ss, .ldx = w->cols, .ldy = w->rows, .T = T, .rows = w->rows, .cols = w->cols,
                           .bf16 = w->dtype == AFF_BF16, .round = !w->wide};
     const bool small = T <= AFF_K_FEW;
+    if (!small && w->cols % 4 == 0) {
+        const int32_t groups = (w->rows + 3) / 4;
+        a.row_groups = groups < 8 ? groups : 8;
+        a.token_groups = 16 / a.row_groups < 4 ? 16 / a.row_groups : 4;
+        const int64_t down = (groups + a.row_groups - 1) / a.row_groups, across = (T + 8 * a.token_groups - 1) / (8 * a.token_groups);
+        aff__gpu_launch(g, AFF_K_wide_tile, down * across, 32 * (unsigned)(a.row_groups * a.token_groups), 0, &a);
+        if (!ss) return;
+        a.rows = 0; /* the sums of squares are left */
+        aff__gpu_launch(g, AFF_K_wide_big, T, 128, aff__k_wide_smem(w->cols), &a);
+        return;
+    }
     const int64_t rows = small ? w->rows : (w->rows + 3) / 4;
     const unsigned cuts = ((unsigned)w->cols + 1023) / 1024; /* a warp each */
     aff__gpu_launch(g, small ? AFF_K_wide_small : AFF_K_wide_big, rows * ((T + 7) / 8) + (ss ? T : 0), !small ? 128 : 32 * (cuts < 16 ? cuts : 16), aff__k_wide_smem(w->cols), &a);
@@ -86,6 +97,18 @@ static bool stream(aff_gpu *g, aff_k_dense *d, int32_t tiles)
     return true;
 }
 
+/* Hopper's kernel for many rows, if the matrices and the device are for it. */
+static bool warpgroups(aff_gpu *g, aff_k_dense *d, int32_t tiles)
+{
+    const int64_t all = (int64_t)tiles * ((d->T + 127) / 128), units = aff__rt_info(g->rt)->units;
+    if (!g->hopper) return false;
+    for (int i = 0; i < d->count; i++)
+        if (!aff__k_wg_fits(&d->m[i])) return false;
+    d->tiles = tiles;
+    aff__gpu_launch(g, AFF_K_dense_wg, all < units ? all : units, 384, AFF_K_WG_SMEM, d);
+    return true;
+}
+
 static void dense(aff_gpu *g, aff_k_dense *d, int T)
 {
     const int32_t rows = T <= AFF_K_FEW ? 16 : aff__k_many_rows(g->amd);
@@ -97,6 +120,7 @@ static void dense(aff_gpu *g, aff_k_dense *d, int T)
         tiles += aff__k_dense_tiles(&d->m[i], rows);
     }
     if (T <= AFF_K_FEW && stream(g, d, tiles)) return;
+    if (T > AFF_K_FEW && warpgroups(g, d, tiles)) return;
     if (T <= AFF_K_FEW)
         aff__gpu_launch(g, AFF_K_dense_few, tiles, 256, 8192, d);
     else

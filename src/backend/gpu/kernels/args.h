@@ -13,12 +13,14 @@
     X(wide_small, 512)     \
     X(wide_big, 128)       \
     X(hc_mix, 256)         \
+    X(wide_tile, 512)      \
     X(hc_pre, 512)         \
     X(hc_post, 256)        \
     X(stream_mean, 256)    \
     X(dense_few, 256)      \
     X(dense_stream, 256)   \
     X(dense_many, 256)     \
+    X(dense_wg, 384)       \
     X(query, 256)          \
     X(kv, 256)             \
     X(compress, 512)       \
@@ -30,6 +32,7 @@
     X(topk, 1024)          \
     X(route, 32)           \
     X(plan, 1024)          \
+    X(plan_many, 1024)     \
     X(swiglu, 256)         \
     X(small, 256)          \
     X(experts_up, 128)     \
@@ -38,6 +41,8 @@
     X(experts_stream_down, 512) \
     X(experts_many_up, 256) \
     X(experts_many_down, 256) \
+    X(experts_wg_up, 384)  \
+    X(experts_wg_down, 384) \
     X(argmax, 256)         \
     X(sum_experts, 256)    \
     X(adjust, 256)         \
@@ -92,7 +97,8 @@ typedef struct aff_k_rmsnorm {
  * i of 32 takes the columns k with (k/4) mod 32 = i as one fma chain from zero, ascending; the lanes fold in the xor tree 16, 8, 4, 2, 1;
  * cuts add up ascending.
  * wide_small: rows * ceil(T/8) + (ss ? T : 0) x up to 512, aff__k_wide_smem(cols). w aligned to 16 bytes. For few rows of x.
- * wide_big: ceil(rows/4) * ceil(T/8) + (ss ? T : 0) x 128, the same. The same bits. */
+ * wide_big: ceil(rows/4) * ceil(T/8) + (ss ? T : 0) x 128, the same. The same bits.
+ * wide_tile: ceil(rows / (4 row_groups)) * ceil(T / (8 token_groups)) x 32 row_groups token_groups, 0 B: no ss; cols and ldx multiples of 4. The same bits. */
 typedef struct aff_k_wide {
     const void *w;  /* [rows][cols] */
     const float *x; /* [T][ldx] */
@@ -102,9 +108,11 @@ typedef struct aff_k_wide {
     int32_t T, rows, cols;
     int32_t bf16;  /* w is bf16, else float32 */
     int32_t round; /* x is rounded to bf16 first (float32 weights that are not `wide`) */
+    int32_t row_groups, token_groups; /* wide_tile: 4 rows, 8 tokens a warp */
 } aff_k_wide;
 typedef aff_k_wide aff_k_wide_small;
 typedef aff_k_wide aff_k_wide_big;
+typedef aff_k_wide aff_k_wide_tile;
 static inline size_t aff__k_wide_smem(int32_t cols)
 {
     return 128 * (((size_t)cols + 1023) / 1024);
@@ -185,17 +193,20 @@ typedef struct aff_k_matrix {
  * dense_few: (tiles of 16 rows) x 256, 8192 B; T <= 16.
  * dense_stream: any grid x 256, aff__k_ds_smem(&a, room): T <= 16, all matrices as aff__k_ds_fits says, no NaN in FP8 weights; tiles: of 16
  *   rows, all matrices together; solo and flip as aff__k_ds_solo and aff__k_ds_smem set them. The same bits, at the speed of memory.
- * dense_many: (tiles of aff__k_many_rows() rows) * ceil(T/128) x 256, aff__k_many_smem(amd, stages). The same bits as dense_few. */
+ * dense_many: (tiles of aff__k_many_rows() rows) * ceil(T/128) x 256, aff__k_many_smem(amd, stages). The same bits as dense_few.
+ * dense_wg: any grid x 384, AFF_K_WG_SMEM; sm_90 only: all matrices as aff__k_wg_fits says, no NaN in FP8 weights; tiles: of 128 rows, all
+ *   matrices together. The same bits. */
 enum { AFF_K_MATRICES = 8, AFF_K_FEW = 16, AFF_K_MANY_TOKENS = 128 };
 typedef struct aff_k_dense {
     aff_k_matrix m[AFF_K_MATRICES];
     int32_t count, T;
-    int32_t tiles, flip, solo, fp8; /* dense_stream; fp8: all matrices are */
+    int32_t tiles, flip, solo, fp8; /* dense_stream (tiles: dense_wg, too); fp8: all matrices are */
     int32_t stages;            /* dense_many: buffers of x, 2 where its shared memory fits, else 1 */
 } aff_k_dense;
 typedef aff_k_dense aff_k_dense_few;
 typedef aff_k_dense aff_k_dense_stream;
 typedef aff_k_dense aff_k_dense_many;
+typedef aff_k_dense aff_k_dense_wg;
 
 /* Weight rows of a dense_many tile and its shared memory, by device kind. */
 static inline int32_t aff__k_many_rows(bool amd) { return amd ? 64 : 128; }
@@ -208,6 +219,12 @@ static inline size_t aff__k_many_smem(bool amd, int32_t stages)
 static inline int32_t aff__k_dense_tiles(const aff_k_matrix *m, int32_t rows_of_tile)
 {
     return m->rows / m->group_rows * ((m->group_rows + rows_of_tile - 1) / rows_of_tile);
+}
+
+enum { AFF_K_WG_SMEM = 4 * (32768 + 16), AFF_K_WG_SMEM_EMU = 2 * (32768 + 16) };
+static inline bool aff__k_wg_fits(const aff_k_matrix *m)
+{
+    return (m->dtype == AFF_FP8 || m->dtype == AFF_BF16) && m->cols % 128 == 0 && m->ldx % 8 == 0 && (m->group_rows % 128 == 0 || m->group_rows == m->rows);
 }
 
 enum { AFF_K_DS_STAGES = 5 };
@@ -455,6 +472,10 @@ typedef struct aff_k_plan {
     int32_t T, K, experts, batch;
 } aff_k_plan;
 static inline size_t aff__k_plan_smem(int32_t experts) { return 40 * (size_t)experts + 12 * AFF_K_SCRATCH; }
+/* The same of many rows, fast, where no expert is on its way (ring.slots, fetch.slots and bring 0): 1 x as above, aff__k_plan_many_smem(experts). */
+typedef aff_k_plan aff_k_plan_many;
+#define AFF_K_PLAN_RUNS(experts) ((experts) <= 512 ? 8 : 4)
+static inline size_t aff__k_plan_many_smem(int32_t experts) { return (36 + 4 * AFF_K_PLAN_RUNS(experts)) * (size_t)experts; }
 static inline int32_t aff__k_max_items(int32_t T, int32_t K, int32_t experts, int32_t batch)
 {
     const int32_t n = T * K;
@@ -504,6 +525,7 @@ typedef struct aff_k_small {
  * Many rows, a plan of batch aff__k_item_many(amd):
  *   experts_many_up: items * ceil(inter/64) x 256, aff__k_experts_many_smem(amd): xq, xs -> h; then convert h to hq, hs (T*K rows)
  *   experts_many_down: items * ceil(hidden/64) x 256, the same: hq, hs -> y
+ *   The same in format 34 on sm_90, where aff__k_xw_fits: experts_wg_up, experts_wg_down: any grid x 384, AFF_K_XW_SMEM.
  * items: plan.n[0] or any number above, at most aff__k_max_items. */
 enum { AFF_K_ITEM_FEW = 8 };
 typedef struct aff_k_experts {
@@ -519,7 +541,7 @@ typedef struct aff_k_experts {
     int32_t copies; /* stream: of the codebook in shared memory, 1, 2, 4 or 8 */
     int32_t link;   /* stream: blocks that read experts outside the card's memory, if there are any */
     uint32_t off[3][3]; /* planes of a slot (types.h) */
-    int32_t item0;      /* many: the first item of the launch */
+    int32_t item0, items; /* many: the first item of the launch, and how many there are (or more) */
     uint32_t ready_slots;
     const uint32_t *ready; /* pinned [ready_slots] (aff_k_ring) */
     const uint32_t *fetched; /* device (aff_k_fetch.ready) */
@@ -532,6 +554,15 @@ typedef aff_k_experts aff_k_experts_stream_up;
 typedef aff_k_experts aff_k_experts_stream_down;
 typedef aff_k_experts aff_k_experts_many_up;
 typedef aff_k_experts aff_k_experts_many_down;
+typedef aff_k_experts aff_k_experts_wg_up;
+typedef aff_k_experts aff_k_experts_wg_down;
+enum { AFF_K_XW_STAGE = 128 * 64 * 2 + 4 * 64 * 23 + 64 * 4 + 16, AFF_K_XW_SMEM = 4 * AFF_K_XW_STAGE + 49152 + 8, AFF_K_XW_SMEM_EMU = 2 * AFF_K_XW_STAGE + 49152 + 8 };
+static inline bool aff__k_xw_fits(const aff_k_experts *a)
+{
+    bool fits = a->dtype == AFF_Q2P875G && a->hidden % 128 == 0 && a->inter % 128 == 0;
+    for (int i = 0; i < 3; i++) fits = fits && a->off[i][0] % 16 == 0 && a->off[i][1] % 16 == 0;
+    return fits;
+}
 static inline size_t aff__k_experts_smem(int32_t dtype, int32_t cols)
 {
     return (dtype == AFF_MXFP4 ? 0 : 16384) + AFF_K_ITEM_FEW * ((size_t)cols + 4 * (((size_t)cols + 127) / 128));
