@@ -567,11 +567,11 @@ static inline size_t aff__k_experts_smem(int32_t dtype, int32_t cols)
 {
     return (dtype == AFF_MXFP4 ? 0 : 16384) + AFF_K_ITEM_FEW * ((size_t)cols + 4 * (((size_t)cols + 127) / 128));
 }
-enum { AFF_K_STREAM_STAGES = 4, AFF_K_STREAM_BATCH = 2 };
+enum { AFF_K_STREAM_STAGES = 4, AFF_K_STREAM_BATCH = 2, AFF_K_STREAM_ARGS = (sizeof(aff_k_experts) + 15) / 16 * 16 };
 static inline size_t aff__k_stream_smem(int32_t copies, int32_t cols)
 {
     const size_t cuts = ((size_t)cols + 127) / 128, n = AFF_K_STREAM_BATCH;
-    return 16384 * (size_t)copies + 16 * AFF_K_STREAM_STAGES * 736 + 2 * 2 * n * cuts * 128 + 2 * n * cuts * 4 + 64 * 80 + n * (size_t)cols;
+    return 16384 * (size_t)copies + 16 * AFF_K_STREAM_STAGES * 736 + 2 * 2 * n * cuts * 128 + 2 * n * cuts * 4 + 64 * 80 + AFF_K_STREAM_ARGS + n * (size_t)cols;
 }
 static inline int32_t aff__k_item_many(bool amd) { return amd ? 32 : 64; }
 static inline size_t aff__k_experts_many_smem(bool amd)
