@@ -221,7 +221,7 @@ static bool host_colour(const VTermColor *c)
     return false;
 }
 
-/* Rows of the plane are half blocks whose two colours are those of host memory. Returns how many colours there are. */
+/* Rows of the plane are half blocks whose two colours are those of host memory. Returns how many colours there are, 0 while it is not all there. */
 static int look_at_plane(pty *p, int y)
 {
     int seen[256] = {0}, colours = 0;
@@ -229,7 +229,7 @@ static int look_at_plane(pty *p, int y)
         for (int x = 1; x <= 64; x++) {
             VTermScreenCell cell;
             vterm_screen_get_cell(p->screen, (VTermPos){.row = y + r, .col = x}, &cell);
-            assert_int_equal(cell.chars[0], 0x2580);
+            if (cell.chars[0] != 0x2580) return 0;
             assert_true(host_colour(&cell.fg) && host_colour(&cell.bg));
             colours += !seen[cell.fg.indexed.idx]++;
         }
