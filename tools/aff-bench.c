@@ -460,7 +460,8 @@ static aff_status load(app *a, aff_net_options no, aff_memplan *p, int *code, af
         return aff__fail(err, AFF_E_INVALID, "--ctx-max: expected at most %lld (the model's context less -n), got %lld",
                          (long long)(positions - f->decode), (long long)f->most);
     if (f->from > f->most) f->from = f->most;
-    aff__setup_engine(&f->setup, f->most + f->decode + WARM, &a->o);
+    const int64_t room = f->most + f->decode + WARM;
+    aff__setup_engine(&f->setup, room < positions ? room : positions, &a->o);
     AFF_TRY(aff__setup_plan(&f->setup, a->net, &a->o, false, p, err));
     aff_seq_plan s;
     AFF_TRY(aff__seq_plan(&s, a->net, f->most, err));
