@@ -569,6 +569,7 @@ static void test_growth(void **state)
 {
     enum { SEQS = 5, EACH = 24 };
     (void)state;
+    if (card_name) skip(); /* a real card's memory cannot be filled to the page */
     aff_net *net = open_synthetic();
     const int V = net->cfg.vocab;
     const uint64_t pitch = aff__experts_layout(net->experts).pitch, total = (uint64_t)((net->layers + net->stages) * net->cfg.experts);
