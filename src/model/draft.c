@@ -129,8 +129,10 @@ static aff_status draft_once(aff_runner *r, const aff_draft_request *d, int coun
 aff_status aff__draft_many(aff_runner *r, const aff_draft_request *d, int count, aff_trace_fn trace, void *trace_ctx, aff_error *err)
 {
     aff_status s;
-    do s = draft_once(r, d, count, trace, trace_ctx, err);
-    while (s == AFF_E_NOMEM && r->tiers && (aff__residency_abandon(r), r->b->make_room(r->b)));
+    do {
+        s = draft_once(r, d, count, trace, trace_ctx, err);
+        if (s != AFF_OK && r->tiers) aff__residency_abandon(r);
+    } while (s == AFF_E_NOMEM && r->tiers && r->b->make_room(r->b));
     return s;
 }
 

@@ -69,7 +69,7 @@ void aff__gpu_launch_together(aff_gpu *g, aff_kernel k, int64_t grid, unsigned b
     aff__gpu_note(g, aff__rt_launch(g->rt, g->s, k, (unsigned)grid, block, (unsigned)smem, AFF_LAUNCH_COOPERATIVE, args, &err), &err);
 }
 
-static void drop_records(aff_gpu *g)
+void aff__gpu_drop_records(aff_gpu *g)
 {
     for (int i = 0; i < g->n_records; i++) {
         aff__rt_graph_free(g->rt, g->record[i].graph);
@@ -93,7 +93,7 @@ void *aff__gpu_scratch(aff_gpu *g, aff_gpu_scratch which, uint64_t bytes)
         }
         aff__gpu_flush(g);
         aff_status s = aff__rt_sync(g->rt, g->s, &err); /* kernels in flight may use the old one */
-        drop_records(g);                                /* they hold the old address */
+        aff__gpu_drop_records(g);                                /* they hold the old address */
         aff__rt_free(g->rt, g->scratch[which].p);
         g->scratch[which].p = NULL;
         g->scratch[which].bytes = 0;
@@ -114,7 +114,7 @@ static bool make_room(aff_backend *b)
         const uint64_t bytes = g->scratch[i].wish;
         if (!bytes) continue;
         g->scratch[i].wish = 0;
-        drop_records(g);
+        aff__gpu_drop_records(g);
         aff__rt_sync(g->rt, g->s, NULL);
         aff__rt_free(g->rt, g->scratch[i].p);
         g->scratch[i].p = NULL;
@@ -239,7 +239,9 @@ static aff_status finish(aff_backend *b, aff_error *err)
     g->status = AFF_OK;
     if (s == AFF_OK && g->moes)
         s = aff__rt_copy(g->rt, g->s, g->host_counts, g->counts, (uint64_t)g->moes * AFF_K_PLAN_COUNTS * sizeof *g->counts, err);
-    if (s == AFF_OK) s = aff__rt_sync(g->rt, g->s, err);
+    const aff_status through = aff__rt_sync(g->rt, g->s, s == AFF_OK ? err : NULL); /* a pass that failed too: its kernels may wait for what is still to come */
+    if (s == AFF_OK) s = through;
+    if (s != AFF_OK && g->groups.copies) aff__rt_sync(g->rt, g->groups.copies, NULL);
     g->staged = 0;
     const aff_status read = aff__gpu_stage_end(g, s == AFF_OK ? err : NULL);
     if (s == AFF_OK) s = read;
@@ -287,7 +289,7 @@ static void destroy(aff_backend *b)
     if (g->s) aff__rt_sync(g->rt, g->s, NULL);
     if (g->rt) {
         aff__gpu_slab_free(g);
-        drop_records(g);
+        aff__gpu_drop_records(g);
         for (int i = 0; i < AFF_G_SCRATCHES; i++) aff__rt_free(g->rt, g->scratch[i].p);
         aff__gpu_memory_free(g);
         aff__rt_free(g->rt, g->pos);

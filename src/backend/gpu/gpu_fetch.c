@@ -197,6 +197,7 @@ aff_status aff__gpu_fetch_end(aff_gpu *g, aff_error *err)
     f->n = 0;
     const aff_status s = f->status;
     if (s != AFF_OK && err) *err = f->err;
+    f->status = AFF_OK;
     aff_tier_counters *c = &g->slab->count;
     c->prefetch_asked += f->asked;
     c->prefetch_cancelled += f->cancelled;

@@ -79,7 +79,7 @@ typedef struct aff_gpu_stage {
     pthread_cond_t wake;
     bool running, stop, pass; /* under the lock; pass: one is in flight, so the ring is polled */
     int open;                 /* loads under way */
-    uint32_t seen;            /* the thread's: tickets up to this one were begun */
+    uint32_t seen;            /* under the lock: tickets up to this one were begun */
     aff_status status;        /* under the lock: the first load that failed since the last pass */
     aff_error err;
 } aff_gpu_stage;
@@ -208,6 +208,8 @@ aff_k_job *aff__gpu_small(aff_gpu *g, int kind, int64_t blocks, uint64_t smem, c
 void aff__gpu_flush(aff_gpu *g);
 /* All of its blocks run side by side. */
 void aff__gpu_launch_together(aff_gpu *g, aff_kernel k, int64_t grid, unsigned block, uint64_t smem, const void *args);
+/* Forgets recorded passes: an address in them is no longer what it was. */
+void aff__gpu_drop_records(aff_gpu *g);
 /* `bytes` of scratch; NULL after a failure was noted. */
 void *aff__gpu_scratch(aff_gpu *g, aff_gpu_scratch which, uint64_t bytes);
 

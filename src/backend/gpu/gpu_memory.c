@@ -41,6 +41,7 @@ static void gpu_free(const aff_memory *m, void *p)
 {
     aff_gpu *g = of(m);
     aff__rt_sync(g->rt, g->s, NULL);
+    aff__gpu_drop_records(g);
     for (aff_gpu_region **q = &g->regions; *q; q = &(*q)->next)
         if ((*q)->base == p) {
             aff_gpu_region *r = *q;

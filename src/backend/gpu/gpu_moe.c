@@ -249,6 +249,7 @@ static void routed(aff_backend *b, const aff_expert_shape *s, const aff_expert_t
     const unsigned threads = ((unsigned)((e->experts < 1024 ? e->experts : 1024) + 31) & ~31u) + (unsigned)ahead;
     aff_k_plan plan = {.picks = picks, .weights = weights, .base = e->base + (int64_t)layer * e->experts, .plan = a->plan, .T = T, .K = K, .experts = e->experts, .batch = batch};
     a->copies = few ? stream_copies(g, s) : 0;
+    if (a->copies || !few) a->h = aff__gpu_scratch(g, AFF_G_H, (uint64_t)n * (uint64_t)s->inter * sizeof(float)); /* before the plan asks for anything */
     place_plan(g, row, away, few, &plan, a);
     if (g->choice.picks == picks && g->choice_rows == T && g->choice.experts == e->experts && g->choice.picks_n == K) {
         const aff_k_route route = g->choice;
@@ -260,7 +261,6 @@ static void routed(aff_backend *b, const aff_expert_shape *s, const aff_expert_t
     } else {
         aff__gpu_launch(g, few ? AFF_K_plan : AFF_K_plan_many, 1, few || threads > 256 ? threads : 256, few ? aff__k_plan_smem(e->experts) : aff__k_plan_many_smem(e->experts), &plan);
     }
-    if (a->copies || !few) a->h = aff__gpu_scratch(g, AFF_G_H, (uint64_t)n * (uint64_t)s->inter * sizeof(float));
     if (few) {
         few_rows(&w, items);
     } else if (away && g->slab->elsewhere[row]) {

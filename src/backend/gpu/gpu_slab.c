@@ -43,6 +43,7 @@ static aff_status attach(void *ctx, uint8_t *base, uint64_t bytes, uint64_t pitc
 static void detach(void *ctx, uint8_t *base, uint64_t bytes)
 {
     aff_gpu *g = ctx;
+    aff__gpu_fetch_drain(g);
     if (g->slab->attached && g->slab->pinned && bytes) aff__rt_host_unregister(g->rt, base);
     g->slab->attached = false;
 }

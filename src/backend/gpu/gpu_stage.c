@@ -15,12 +15,14 @@ static void done(aff_load *l)
     aff_gpu_stage *t = g->stages;
     const int64_t i = l - t->load;
     if (l->status != AFF_OK) memset(l->to, 0, g->slab->o.pitch);
-    __atomic_store_n(&t->ready[i], t->ticket[i], __ATOMIC_RELEASE);
     pthread_mutex_lock(&t->lock);
     if (l->status != AFF_OK && t->status == AFF_OK) {
         t->status = l->status;
         t->err = l->err;
     }
+    pthread_mutex_unlock(&t->lock);
+    __atomic_store_n(&t->ready[i], t->ticket[i], __ATOMIC_RELEASE); /* from here on the slot may be asked for again */
+    pthread_mutex_lock(&t->lock);
     t->open--;
     pthread_cond_broadcast(&t->wake);
     pthread_mutex_unlock(&t->lock);
@@ -50,10 +52,16 @@ static void *run(void *arg)
             pthread_cond_wait(&t->wake, &t->lock);
             continue;
         }
-        pthread_mutex_unlock(&t->lock);
         const uint32_t head = __atomic_load_n(t->head, __ATOMIC_ACQUIRE);
-        if (t->seen == head) nanosleep(&(struct timespec){0, POLL_NS}, NULL);
-        while (t->seen != head) begin_load(g, ++t->seen);
+        const bool idle = t->seen == head;
+        pthread_mutex_unlock(&t->lock);
+        if (idle) nanosleep(&(struct timespec){0, POLL_NS}, NULL);
+        for (uint32_t next = t->seen; !idle && next != head;) {
+            begin_load(g, ++next);
+            pthread_mutex_lock(&t->lock);
+            t->seen = next;
+            pthread_mutex_unlock(&t->lock);
+        }
         pthread_mutex_lock(&t->lock);
     }
     pthread_mutex_unlock(&t->lock);
@@ -141,6 +149,11 @@ aff_status aff__gpu_stage_end(aff_gpu *g, aff_error *err)
     aff_gpu_stage *t = g->stages;
     if (!t) return AFF_OK;
     pthread_mutex_lock(&t->lock);
+    while (t->seen != __atomic_load_n(t->head, __ATOMIC_ACQUIRE) || t->open) { /* after a pass that failed; slots are asked for again when they are at rest */
+        pthread_mutex_unlock(&t->lock);
+        nanosleep(&(struct timespec){0, POLL_NS}, NULL);
+        pthread_mutex_lock(&t->lock);
+    }
     t->pass = false;
     const aff_status s = t->status;
     if (s != AFF_OK && err) *err = t->err;
